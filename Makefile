@@ -1,0 +1,52 @@
+# make demo | make test | make check | make bench; each installs what it needs by itself.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: help install demo test test-all check format bench clean
+
+help:
+	@echo "make install   the environment, in .venv (the other targets call it)"
+	@echo "make demo      the data side in small: generated text to token shards"
+	@echo "make test      the tests;  make test-all  also the slow ones"
+	@echo "make check     formatting, lint, types, workflow"
+	@echo "make bench     speed against peers (benchmarks/)"
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: install
+	$(BIN)/snakemake --configfile config/multi30k.yaml --cores 2 all
+
+test: install
+	$(BIN)/pytest -n 2 -m 'not slow'
+
+test-all: install
+	$(BIN)/pytest -n 2
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/mypy
+	$(BIN)/metabt config schema | diff - config/schema.json
+	@$(BIN)/snakemake --lint 2>&1 | $(BIN)/python tests/lint_text.py
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/snakefmt Snakefile workflow
+	$(BIN)/metabt config schema > config/schema.json
+
+bench: install
+	$(BIN)/python benchmarks/data.py
+
+clean:
+	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache *.egg-info

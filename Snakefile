@@ -1,0 +1,24 @@
+# The experiment of "Meta Back-Translation", from the web to the report.
+#
+#   snakemake -n all                                               what would be done
+#   snakemake --cores 4 results/en-de/shards/mono.shard            one target
+#   snakemake --cores 2 --configfile config/multi30k.yaml all      another experiment
+
+# Snakemake merges a --configfile over this one, and another experiment would inherit the paper's
+# pairs; so this one is loaded only where no other was given.
+if not workflow.configfiles:
+
+    configfile: f"{workflow.basedir}/config.yaml"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/vocab.smk"
+
+
+# Everything that the config describes.
+rule all:
+    default_target: True
+    input:
+        all_shards(),
+        expand("results/tables/data.{format}", format=["tsv", "md", "html"]),

@@ -1,0 +1,5 @@
+import sys
+
+from metabt.cli import main
+
+sys.exit(main())

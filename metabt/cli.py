@@ -1,0 +1,323 @@
+"""`metabt <verb>`: the verbs are those of the workflow's rules; each is useful by hand, too."""
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from metabt import __version__
+from metabt.errors import UserError
+from metabt.files import read_json, write_json
+
+# Verbs import what they need when they run: `metabt --help` answers at once.
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a verb. What the user can mend is told in a sentence, without a traceback."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except UserError as error:
+        print(f"metabt: error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:  # a full disk, a missing permission
+        print(
+            f"metabt: error: {error.filename or 'i/o'}: {error.strerror or error}", file=sys.stderr
+        )
+        return 1
+    except KeyboardInterrupt:
+        print("metabt: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+# ---------------------------------------------------------------------------------------- verbs
+
+
+def _config_check(options: argparse.Namespace) -> None:
+    from metabt.config import load
+
+    experiment = load(options.config)
+    pairs = ", ".join(experiment.pairs)
+    runs = sum(
+        len(experiment.setting(pair).methods) * len(experiment.setting(pair).seeds)
+        for pair in experiment.pairs
+    )
+    print(f"{options.config}: fine ({experiment.name}: {pairs}; {runs} training runs)")
+
+
+def _config_schema(options: argparse.Namespace) -> None:
+    from metabt.config import Experiment
+
+    print(json.dumps(Experiment.model_json_schema(), indent=2))
+
+
+def _download(options: argparse.Namespace) -> None:
+    from metabt.config import load
+    from metabt.data.catalogue import DOWNLOADS, resource, resources
+    from metabt.data.download import download
+
+    if options.urls:
+        checksums = options.checksum or [None] * len(options.urls)
+        if len(checksums) != len(options.urls):
+            raise UserError("give one --checksum for each address, or none")
+        pairs = zip(options.urls, checksums, strict=True)
+        wanted = {item.path: (item, ["-"]) for item in (resource(u, c) for u, c in pairs)}
+    else:
+        wanted = resources(load(options.config))
+    if options.pair:
+        wanted = {k: v for k, v in wanted.items() if options.pair in v[1]}
+        if not wanted:
+            raise UserError(f"{options.config}: nothing to download for '{options.pair}'")
+    if options.list:
+        print("size\tchecksum\tpairs\taddress\tplace")
+        for path, (item, pairs_) in wanted.items():
+            place = Path(options.to or DOWNLOADS) / path
+            size, checksum = item.size or "?", item.checksum or "recorded on first use"
+            print(f"{size}\t{checksum}\t{','.join(pairs_)}\t{item.url}\t{place}")
+        return
+    for item, _ in wanted.values():
+        download(item, Path(options.to or DOWNLOADS), mirror=os.environ.get("METABT_MIRROR"))
+
+
+def _hold_out(options: argparse.Namespace) -> None:
+    from metabt.data.catalogue import Source
+    from metabt.data.clean import clean_held_out, sentences
+
+    roles = read_json(options.datasets)["roles"]
+    statistics, seen = {}, set[str]()
+    for role in ("test", "dev", "metadev"):
+        sources = [Source.from_json(s) for s in roles[role]["sources"]]
+        outputs = [options.output / f"{role}.{side}" for side in ("source", "target")]
+        # The official dev set stays whole; MetaDev, which training follows, must not know them.
+        statistics[role] = clean_held_out(sources, outputs, seen if role == "metadev" else set())
+        texts = sentences(outputs)
+        if role == "dev":
+            statistics[role]["sentences_also_in_test"] = len(texts & seen)
+        seen |= texts
+    for role, values in statistics.items():
+        write_json(options.output / f"{role}.json", values)
+
+
+def _clean(options: argparse.Namespace) -> None:
+    from metabt.data.catalogue import Source
+    from metabt.data.clean import clean_training, held_out_table
+
+    role = read_json(options.datasets)["roles"].get(options.role)
+    if role is None:
+        raise UserError(f"{options.datasets}: has no set '{options.role}'")
+    names = ("source", "target")[-len(role["languages"]) :]
+    outputs = [options.output / f"{options.role}.{name}" for name in names]
+    statistics = clean_training(
+        [Source.from_json(s) for s in role["sources"]],
+        outputs,
+        held_out_table(options.held_out or []),
+        threads=options.threads,
+        memory_mb=options.memory_mb,
+    )
+    if not statistics["kept"]:
+        for path in outputs:
+            path.unlink()
+        raise UserError(f"{options.datasets}: nothing is left of '{options.role}': {statistics}")
+    write_json(options.output / f"{options.role}.json", statistics)
+
+
+def _subwords(options: argparse.Namespace) -> None:
+    from metabt.data import subwords
+    from metabt.data.encode import sample_lines
+
+    lines = sample_lines(options.texts, options.sample, options.seed)
+    if options.kind == "bpe":
+        subwords.train_bpe(lines, options.output, size=options.size)
+    else:
+        subwords.train_sentencepiece(
+            lines,
+            options.output,
+            size=options.size,
+            model_type=options.algorithm,
+            character_coverage=options.character_coverage,
+        )
+
+
+def _vocabulary(options: argparse.Namespace) -> None:
+    from metabt.data.subwords import write_vocabulary
+
+    models = {}
+    for item in options.models:
+        if not re.fullmatch(r"[a-z]+=.+", item):
+            raise UserError(f"'{item}': expected LANGUAGE=MODEL")
+        language, path = item.split("=", 1)
+        models[language] = Path(path)
+    write_vocabulary(models, options.output)
+
+
+def _encode(options: argparse.Namespace) -> None:
+    from metabt.data.encode import encode_corpus
+
+    if len(options.texts) != len(options.languages):
+        raise UserError("give one language for each text")
+    statistics = encode_corpus(
+        options.vocabulary,
+        options.texts,
+        options.languages,
+        options.output,
+        options.max_subwords,
+        options.threads,
+    )
+    write_json(options.output.with_suffix(".json"), statistics)
+
+
+def _statistics(options: argparse.Namespace) -> None:
+    from metabt.data.statistics import pair_statistics
+
+    corpus = {path.stem: path for path in options.corpus}
+    shards = {path.stem: path for path in options.shards}
+    if corpus.keys() != shards.keys():
+        raise UserError(f"different sets: {', '.join(corpus)} and {', '.join(shards)}")
+    write_json(options.output, pair_statistics(corpus, shards))
+
+
+def _data_table(options: argparse.Namespace) -> None:
+    from metabt.data.statistics import table_rows, write_table
+
+    statistics = {path.parent.parent.name: read_json(path) for path in options.statistics}
+    write_table(table_rows(statistics), options.output)
+
+
+def _decode(options: argparse.Namespace) -> None:
+    from metabt.data.shards import Shard
+    from metabt.data.subwords import Subwords
+
+    shard, subwords = Shard.open(options.shard), Subwords.load(options.vocabulary)
+    for index in range(min(options.count, len(shard))):
+        texts = [subwords.decode(shard.sentence(side, index)) for side in range(len(shard.ids))]
+        print("\t".join(texts))
+
+
+# --------------------------------------------------------------------------------------- parser
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="metabt",
+        description="The steps of the MetaBT experiment, one verb each. "
+        "`snakemake all` runs them in order; `metabt VERB --help` explains one.",
+    )
+    parser.add_argument("--version", action="version", version=f"metabt {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    _add_config(verbs)
+    _add_download(verbs)
+    _add_corpus(verbs)
+    _add_encoding(verbs)
+    _add_statistics(verbs)
+    return parser
+
+
+def _verb(verbs, name: str, run, help: str, more: str = "") -> argparse.ArgumentParser:  # type: ignore[no-untyped-def]
+    parser = verbs.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}. {more}")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_config(verbs) -> None:  # type: ignore[no-untyped-def]
+    config = verbs.add_parser("config", help="check an experiment's file, or print its schema")
+    parts = config.add_subparsers(title="verbs", metavar="VERB", required=True)
+    check = _verb(parts, "check", _config_check, "report everything that is wrong with a config")
+    check.add_argument("config", type=Path, nargs="?", default=Path("config.yaml"))
+    _verb(parts, "schema", _config_schema, "print the JSON schema, for editors")
+
+
+def _add_download(verbs) -> None:  # type: ignore[no-untyped-def]
+    verb = _verb(
+        verbs,
+        "download",
+        _download,
+        "fetch the files of an experiment, or single addresses",
+        "Interrupted downloads go on where they stopped. The environment variable METABT_MIRROR "
+        "names a directory or address, laid out <host>/<path>, that is tried first.",
+    )
+    verb.add_argument("urls", metavar="URL", nargs="*", help="addresses (default: the config's)")
+    verb.add_argument(
+        "--config", type=Path, default=Path("config.yaml"), help="default: config.yaml"
+    )
+    verb.add_argument("--pair", help="only what this pair needs")
+    verb.add_argument(
+        "--list", action="store_true", help="print what would be fetched, and where to"
+    )
+    verb.add_argument("--to", type=Path, help="default: resources/downloads")
+    verb.add_argument(
+        "--checksum", action="append", help="of an address, as sha256:HEX (sha1, md5)"
+    )
+
+
+def _add_corpus(verbs) -> None:  # type: ignore[no-untyped-def]
+    verb = _verb(
+        verbs,
+        "hold-out",
+        _hold_out,
+        "write the test, dev and MetaDev sets of a pair",
+        "They are read strictly: what cannot be trusted is refused, with file and line.",
+    )
+    verb.add_argument("datasets", type=Path, help="the pair's datasets.json")
+    verb.add_argument("--output", type=Path, required=True, metavar="DIR")
+    verb = _verb(
+        verbs,
+        "clean",
+        _clean,
+        "write one training set of a pair: valid, without duplicates and held-out sentences",
+        "Memory does not depend on the size of the corpus.",
+    )
+    verb.add_argument("datasets", type=Path, help="the pair's datasets.json")
+    verb.add_argument("role", choices=["parallel", "related", "mono"])
+    verb.add_argument("--output", type=Path, required=True, metavar="DIR")
+    verb.add_argument(
+        "--held-out", type=Path, nargs="+", metavar="TEXT", help="keep these lines out"
+    )
+    verb.add_argument("--threads", type=int, default=1)
+    verb.add_argument("--memory-mb", type=int, default=1000, help="at least 256 (default: 1000)")
+
+
+def _add_encoding(verbs) -> None:  # type: ignore[no-untyped-def]
+    verb = _verb(verbs, "subwords", _subwords, "train a subword model on a sample of clean text")
+    verb.add_argument("texts", type=Path, nargs="+", metavar="TEXT")
+    verb.add_argument("--output", type=Path, required=True, metavar="MODEL")
+    verb.add_argument("--kind", choices=["sentencepiece", "bpe"], default="sentencepiece")
+    verb.add_argument("--size", type=int, required=True, help="pieces (bpe: merges)")
+    verb.add_argument("--algorithm", choices=["unigram", "bpe"], default="unigram")
+    verb.add_argument("--character-coverage", type=float, default=1.0)
+    verb.add_argument("--sample", type=int, default=1_000_000, help="lines at most")
+    verb.add_argument("--seed", type=int, default=1)
+    verb = _verb(verbs, "vocabulary", _vocabulary, "unite subword models into one vocabulary")
+    verb.add_argument("models", nargs="+", metavar="LANGUAGE=MODEL")
+    verb.add_argument("--output", type=Path, required=True)
+    verb = _verb(verbs, "encode", _encode, "turn clean text into a shard of token ids")
+    verb.add_argument("texts", type=Path, nargs="+", metavar="TEXT", help="one file a side")
+    verb.add_argument("--languages", nargs="+", required=True, metavar="LANGUAGE")
+    verb.add_argument("--vocabulary", type=Path, required=True)
+    verb.add_argument("--output", type=Path, required=True, metavar="SHARD")
+    verb.add_argument("--max-subwords", type=int, default=65_535, help="leave longer sentences out")
+    verb.add_argument("--threads", type=int, default=1)
+    verb = _verb(verbs, "decode", _decode, "print the text of a shard's first sentences")
+    verb.add_argument("shard", type=Path)
+    verb.add_argument("--vocabulary", type=Path, required=True)
+    verb.add_argument("--count", type=int, default=10)
+
+
+def _add_statistics(verbs) -> None:  # type: ignore[no-untyped-def]
+    verb = _verb(verbs, "statistics", _statistics, "join what cleaning and encoding counted")
+    verb.add_argument("--corpus", type=Path, nargs="+", required=True, metavar="JSON")
+    verb.add_argument("--shards", type=Path, nargs="+", required=True, metavar="JSON")
+    verb.add_argument("--output", type=Path, required=True)
+    verb = _verb(verbs, "data-table", _data_table, "all pairs' statistics beside the paper's")
+    verb.add_argument("statistics", type=Path, nargs="+", metavar="JSON")
+    verb.add_argument("--output", type=Path, required=True, help="the files' name without ending")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,504 @@
+"""The experiment as typed models: the only place that knows its keys, defaults and limits.
+
+`parse` reports everything that is wrong at once, each fault with its path (and line) in the file.
+Every default that a paper's result could depend on is written out in `config.yaml`; what has a
+default here is a convenience of the format.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from metabt.errors import UserError
+
+MAX_VOCABULARY = 65_535  # token ids are stored in 16 bits
+SPECIAL_TOKENS = 4  # padding, begin, end, unknown
+
+Count = Annotated[int, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
+Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+SettingName = Literal["standard", "multilingual"]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# ---------------------------------------------------------------------------------------- data
+
+
+class Dataset(Model):
+    """Text, named by what exists already: exactly one of the first five keys."""
+
+    mtdata: str | None = Field(None, description="an mtdata id: Statmt-europarl_wmt13-7-deu-eng")
+    sacrebleu: str | None = Field(None, description="a sacreBLEU test set: wmt13, wmt14/full")
+    ted: Literal["train", "dev", "test"] | None = Field(
+        None, description="a part of the TED archive; its location is `ted_archive`"
+    )
+    url: str | None = Field(
+        None, description="an http(s) address; `{lang}` stands for each side's language"
+    )
+    file: str | None = Field(
+        None, description="a local file; `{lang}` stands for each side's language"
+    )
+    member: str | None = Field(
+        None, description="the file to read inside an archive (url or file); may contain `{lang}`"
+    )
+    format: Literal["text", "tsv", "sgm"] = Field(
+        "text", description="of a url or file: text and sgm have a file a side, tsv one for both"
+    )
+    columns: list[Annotated[int, Field(ge=0)]] | None = Field(
+        None, description="of a tsv: the columns of the sides, counted from 0"
+    )
+    sha256: Checksum | dict[Language, Checksum] | None = Field(
+        None, description="of a url's file: one, or one for each language that `{lang}` stands for"
+    )
+    aligned_with: Language | None = Field(
+        None, description="of monolingual text from TED: take the rows that this language has too"
+    )
+    lines: str | None = Field(
+        None,
+        pattern=r"^[1-9][0-9]*-([1-9][0-9]*)?$",
+        description="a range of lines (pairs), counted from 1: 1-500, or 501- for all the rest",
+    )
+
+    @property
+    def kind(self) -> str:
+        return next(k for k in ("mtdata", "sacrebleu", "ted", "url", "file") if getattr(self, k))
+
+    @property
+    def line_range(self) -> tuple[int, int | None]:
+        """First line (from 0) and the one after the last, or None for no end."""
+        if self.lines is None:
+            return 0, None
+        first, last = self.lines.split("-")
+        return int(first) - 1, int(last) if last else None
+
+    @model_validator(mode="after")
+    def _one_name(self) -> "Dataset":
+        names = [k for k in ("mtdata", "sacrebleu", "ted", "url", "file") if getattr(self, k)]
+        if len(names) != 1:
+            got = " and ".join(names) or "none of them"
+            raise ValueError(
+                "a dataset is named by exactly one of mtdata, sacrebleu, ted, url, file; "
+                f"this one has {got}"
+            )
+        for key in ("member", "columns", "sha256"):
+            if getattr(self, key) is not None and names[0] not in ("url", "file"):
+                raise ValueError(f"`{key}` goes with url or file, not with {names[0]}")
+        if self.format != "text" and names[0] not in ("url", "file"):
+            raise ValueError(f"`format` goes with url or file; that of {names[0]} is known")
+        if self.columns is not None and self.format != "tsv":
+            raise ValueError("`columns` goes with format tsv")
+        if self.aligned_with and names[0] != "ted":
+            raise ValueError("`aligned_with` goes with ted")
+        if self.url and not re.match(r"https?://[^/]+/.", self.url):
+            raise ValueError(f"not an http(s) address: {self.url}")
+        first, end = self.line_range
+        if end is not None and end <= first:
+            raise ValueError(f"the range of lines {self.lines} is empty")
+        return self
+
+
+Datasets = Annotated[list[Dataset], Field(min_length=1)]
+
+
+class Pair(Model):
+    """One translation direction and its text."""
+
+    setting: SettingName
+    source: Language
+    target: Language
+    related: Language | None = Field(
+        None, description="the related high-resource language S' (multilingual setting)"
+    )
+    parallel: Datasets = Field(description="S-T training pairs")
+    related_parallel: Datasets | None = Field(None, description="S'-T training pairs")
+    mono: Datasets = Field(description="target-language sentences to back-translate")
+    metadev: Datasets = Field(description="S-T pairs that give MetaBT's backward model its reward")
+    dev: Datasets = Field(description="S-T pairs for model selection")
+    test: Datasets = Field(description="S-T pairs that are scored once")
+
+    @property
+    def languages(self) -> list[str]:
+        return [self.source, self.target, *([self.related] if self.related else [])]
+
+    def roles(self) -> dict[str, list[Dataset]]:
+        """What each set of the pair is made of, in the order in which they are prepared."""
+        names = ["test", "dev", "metadev", "parallel", "related_parallel", "mono"]
+        return {n.removesuffix("_parallel"): getattr(self, n) for n in names if getattr(self, n)}
+
+    def sides(self, role: str) -> list[str]:
+        """The languages of a set's sides."""
+        if role == "mono":
+            return [self.target]
+        return [self.related or "" if role == "related" else self.source, self.target]
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Pair":
+        faults = list(self._faults())
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    def _faults(self) -> Iterator[str]:
+        if len(set(self.languages)) != len(self.languages):
+            yield f"source, target and related must differ: {', '.join(self.languages)}"
+        if self.setting == "standard" and (self.related or self.related_parallel):
+            yield "the standard setting has no related language (related, related_parallel)"
+        if self.setting == "multilingual" and not (self.related and self.related_parallel):
+            yield "the multilingual setting needs related and related_parallel"
+        held_out = ("metadev", "dev", "test")
+        for i, a in enumerate(held_out):
+            for b in held_out[i + 1 :]:
+                if any(_overlap(x, y) for x in getattr(self, a) for y in getattr(self, b)):
+                    yield f"{a} and {b} share text; MetaDev, dev and test must be different sets"
+        for name in held_out:
+            if any(_overlap(x, y) for x in getattr(self, name) for y in self.parallel):
+                yield f"{name} and parallel share text; give them disjoint ranges with `lines`"
+
+
+def _overlap(a: Dataset, b: Dataset) -> bool:
+    """Do two entries take lines of the same file?"""
+    keys = ("mtdata", "sacrebleu", "ted", "url", "file", "member")
+    if any(getattr(a, k) != getattr(b, k) for k in keys):
+        return False
+    (first_a, end_a), (first_b, end_b) = a.line_range, b.line_range
+    return (end_b is None or first_a < end_b) and (end_a is None or first_b < end_a)
+
+
+class Subwords(Model):
+    kind: Literal["sentencepiece", "bpe"] = Field(description="bpe is subword-nmt's")
+    sharing: Literal["joint", "separate"] = Field(
+        description="one model for all languages, or one each with the union of their pieces"
+    )
+    size: Annotated[int, Field(ge=8)] = Field(description="pieces of each model (bpe: merges)")
+    algorithm: Literal["unigram", "bpe"] = Field(
+        "unigram", description="SentencePiece's segmentation algorithm"
+    )
+    character_coverage: Annotated[float, Field(gt=0.9, le=1)] = 1.0
+    sample: Count = Field(description="at most so many lines are drawn to train each model")
+    seed: Annotated[int, Field(ge=0)] = 1
+
+    def vocabulary_limit(self, languages: int) -> int:
+        return self.size * (languages if self.sharing == "separate" else 1) + SPECIAL_TOKENS
+
+
+# ------------------------------------------------------------------------------ models, training
+
+
+class Transformer(Model):
+    layers: Count = Field(description="of the encoder and of the decoder")
+    width: Count
+    feed_forward: Count
+    heads: Count
+    dropout: Share
+    norm: Literal["post", "pre"] = "post"
+
+    @model_validator(mode="after")
+    def _divisible(self) -> "Transformer":
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"width {self.width} is not a multiple of twice the {self.heads} heads"
+            )
+        return self
+
+
+class Optimiser(Model):
+    name: Literal["adam", "lamb", "sgd"]
+    rate: Rate = Field(description="the learning rate at its peak")
+    schedule: Literal["inverse_sqrt", "constant"]
+    warmup: Annotated[int, Field(ge=0)] = Field(description="steps until the peak")
+    betas: list[Share] = Field([0.9, 0.98], min_length=2, max_length=2)
+    epsilon: Rate = 1e-9
+    clip: Annotated[float, Field(ge=0)] = Field(description="largest gradient norm; 0 = no limit")
+
+    @model_validator(mode="after")
+    def _warm(self) -> "Optimiser":
+        if self.schedule == "inverse_sqrt" and self.warmup == 0:
+            raise ValueError("the inverse_sqrt schedule needs a warmup of at least one step")
+        return self
+
+
+class Batch(Model):
+    """What one update sees: a number of sentences, or of target tokens."""
+
+    sentences: Count | None = None
+    tokens: Count | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> "Batch":
+        if (self.sentences is None) == (self.tokens is None):
+            raise ValueError("a batch is given by sentences or by tokens: one of the two")
+        return self
+
+
+class Training(Model):
+    steps: Count
+    batch: Batch
+    optimiser: Optimiser
+    label_smoothing: Share
+    validate_every: Count = Field(description="steps between two measurements on dev")
+    patience: Count | None = Field(None, description="measurements without a better one")
+    average: Count = Field(1, description="checkpoints averaged into the final model")
+
+
+class LanguageModel(Model):
+    transformer: Transformer
+    training: Training
+
+
+class Sampling(Model):
+    top_k: Count | None = Field(None, description="sample among the k best; none = all")
+    temperature: Rate = 1.0
+
+
+class Setting(Model):
+    """What the pairs of one setting share."""
+
+    subwords: Subwords
+    max_subwords: Count = Field(description="longer training sentences are left out")
+    transformer: Transformer
+    sampling: Sampling
+    backward: Training = Field(description="pre-training of the backward model")
+    forward: Training
+    language_model: LanguageModel = Field(description="DualNMT's")
+    methods: Annotated[list[Name], Field(min_length=1)]
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _distinct(self) -> "Setting":
+        for key in ("methods", "seeds"):
+            values = getattr(self, key)
+            if len(set(values)) != len(values):
+                raise ValueError(f"{key} has a value twice: {values}")
+        return self
+
+
+# --------------------------------------------------------------------------------------- methods
+
+
+class NoBT(Model):
+    """Parallel data only."""
+
+    algorithm: Literal["nobt"]
+
+
+class MLE(Model):
+    """A fixed backward model (sections 2 and 5.2 of the paper)."""
+
+    algorithm: Literal["mle"]
+    generation: Literal["sampling", "beam", "noisy-beam"]
+
+
+class DualNMT(Model):
+    """The backward model follows language model and reconstruction (He et al. 2016)."""
+
+    algorithm: Literal["dualnmt"]
+    alpha: Annotated[float, Field(ge=0, le=1)] = Field(description="weight of the language model")
+    backward_batch: Batch
+    backward_optimiser: Optimiser
+
+
+class MetaBT(Model):
+    """The backward model follows the forward model's gradient on MetaDev (section 3)."""
+
+    algorithm: Literal["metabt"]
+    reward: Literal["sentence", "batch"] = Field(description="one number a sentence, or a batch")
+    precondition: bool = Field(description="by the forward optimiser's diagonal (appendix A.1)")
+    baseline: Share | None = Field(description="rate of the reward's moving average; none = off")
+    backward_batch: Batch
+    metadev_batch: Batch
+    backward_optimiser: Optimiser
+
+
+Method = Annotated[NoBT | MLE | DualNMT | MetaBT, Field(discriminator="algorithm")]
+
+
+class Evaluation(Model):
+    beam: Count
+    length_penalty: Annotated[float, Field(ge=0)]
+    significance_trials: Count = Field(description="of the randomisation test")
+
+
+class Experiment(Model):
+    """A whole experiment: what `config.yaml` holds."""
+
+    name: str
+    ted_archive: str = Field(description="where the TED archive is: an http(s) address or a file")
+    pairs: Annotated[dict[str, Pair], Field(min_length=1)]
+    settings: dict[SettingName, Setting]
+    methods: dict[Name, Method]
+    evaluation: Evaluation
+
+    def setting(self, pair: str) -> Setting:
+        return self.settings[self.pairs[pair].setting]
+
+
+# --------------------------------------------------------------------------------- reading a file
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key may not stand twice and 1e-9 is a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def _mapping_without_duplicates(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if key.value in seen and key.value != "<<":
+            raise UserError(
+                f"{key.start_mark.name}, line {key.start_mark.line + 1}: "
+                f"the key '{key.value}' stands twice"
+            )
+        seen.add(key.value)
+    loader.flatten_mapping(node)
+    return {
+        loader.construct_object(k, deep=True): loader.construct_object(v, deep=True)
+        for k, v in node.value
+    }
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_duplicates)
+
+
+def load(path: Path) -> Experiment:
+    """Read and check an experiment's file."""
+    return parse(read_yaml(path), path)
+
+
+def read_yaml(path: Path) -> Any:
+    try:
+        with Path(path).open(encoding="utf-8") as handle:
+            return yaml.load(handle, _Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def parse(values: Any, path: Path | None = None) -> Experiment:
+    """Check the values of an experiment; one error names every fault in them."""
+    faults: list[tuple[tuple[Any, ...], str]] = []
+    try:
+        experiment = Experiment.model_validate(values)
+    except ValidationError as error:
+        faults = [(tuple(e["loc"]), _message(e)) for e in error.errors()]
+        experiment = None
+    faults += _contradictions(_valid_parts(values))
+    if faults or experiment is None:
+        raise UserError(_describe(faults, path))
+    return experiment
+
+
+def _valid_parts(values: Any) -> dict[str, dict[str, Any]]:
+    """Those pairs, settings and methods that are right in themselves, to be checked together."""
+    models: dict[str, Any] = {"pairs": Pair, "settings": Setting, "methods": Method}
+    parts: dict[str, dict[str, Any]] = {section: {} for section in models}
+    if not isinstance(values, Mapping):
+        return parts
+    for section, model in models.items():
+        entries = values.get(section)
+        for name, value in entries.items() if isinstance(entries, Mapping) else ():
+            try:
+                parts[section][str(name)] = TypeAdapter(model).validate_python(value)
+            except ValidationError:
+                parts[section][str(name)] = None
+    return parts
+
+
+def _contradictions(parts: dict[str, dict[str, Any]]) -> list[tuple[tuple[Any, ...], str]]:
+    """What is wrong between the sections of a file."""
+    faults: list[tuple[tuple[Any, ...], str]] = []
+    pairs, settings, methods = parts["pairs"], parts["settings"], parts["methods"]
+    for name, pair in pairs.items():
+        if pair is None:
+            continue
+        at = ("pairs", name)
+        if name != f"{pair.source}-{pair.target}":
+            expected = f"{pair.source}-{pair.target}"
+            faults.append((at, f"source and target say that this pair's name is '{expected}'"))
+        if pair.setting not in settings:
+            faults.append(((*at, "setting"), f"there is no settings.{pair.setting}"))
+    for name, setting in settings.items():
+        if setting is None:
+            continue
+        limit = setting.subwords.vocabulary_limit(languages=3 if name == "multilingual" else 2)
+        if limit > MAX_VOCABULARY:
+            faults.append(
+                (
+                    ("settings", name, "subwords", "size"),
+                    f"a vocabulary may then have {limit:,} entries, but ids are of 16 bits: "
+                    f"{MAX_VOCABULARY:,} at most",
+                )
+            )
+        for i, method in enumerate(setting.methods):
+            if method not in methods:
+                known = ", ".join(methods) or "none"
+                faults.append(
+                    (("settings", name, "methods", i), f"no method '{method}' (there are: {known})")
+                )
+    return faults
+
+
+def _message(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown key"
+    if error["type"] == "missing":
+        return "this key is missing"
+    message = error["msg"].removeprefix("Value error, ")
+    value = error["input"]
+    if isinstance(value, str | int | float) and error["type"] != "value_error":
+        message += f" (it is {value!r})"
+    return message
+
+
+def _describe(faults: list[tuple[tuple[Any, ...], str]], path: Path | None) -> str:
+    tree = None
+    if path is not None and Path(path).is_file():
+        tree = yaml.compose(Path(path).read_text(encoding="utf-8"), _Loader)
+    rows = []
+    for location, message in dict.fromkeys(faults):
+        line, keys = _find(tree, location)
+        where = re.sub(r"\.\[", "[", ".".join(keys)) or "the file"
+        rows.append((line, f"  {f'line {line}: ' if line else ''}{where}: {message}"))
+    count = f"{len(rows)} error{'s' if len(rows) > 1 else ''}"
+    return f"{path or 'config'}: {count}\n" + "\n".join(row for _, row in sorted(rows))
+
+
+def _find(tree: Any, location: tuple[Any, ...]) -> tuple[int, list[str]]:
+    """The line of a path in the YAML tree (0 if unknown), and the path as one writes it.
+
+    pydantic puts the tag of a union into its paths; what is not in the tree on the way is left out.
+    """
+    line, keys, node = 0, [], tree
+    for i, part in enumerate(location):
+        last = i == len(location) - 1
+        if isinstance(part, int):
+            keys.append(f"[{part}]")
+            if isinstance(node, yaml.SequenceNode) and part < len(node.value):
+                node = node.value[part]
+                line = node.start_mark.line + 1
+            continue
+        found = None
+        if isinstance(node, yaml.MappingNode):
+            found = next(((k, v) for k, v in node.value if k.value == part), None)
+        if found:
+            line, node = found[0].start_mark.line + 1, found[1]
+            keys.append(str(part))
+        elif last or tree is None:
+            keys.append(str(part))
+    return line, keys

@@ -1,0 +1,1 @@
+"""From the name of a dataset to batches of ids: download, read, clean, subwords, shards."""

@@ -1,0 +1,262 @@
+"""From the name of a dataset to files: where they are on the web and how they are read.
+
+A `Source` is what the readers understand: files (perhaps members of archives) and a format. It
+serialises to JSON, because the workflow hands it from the config to the commands that run on nodes.
+"""
+
+import contextlib
+import functools
+import io
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from metabt.config import Dataset, Experiment, Pair
+from metabt.data.download import Resource
+from metabt.errors import UserError
+
+TABLE = Path("resources/datasets.yaml")
+DOWNLOADS = Path("resources/downloads")
+
+Format = Literal["text", "sgm", "tsv", "ted"]
+
+
+@dataclass(frozen=True)
+class File:
+    """A file on this machine, or a member of an archive that is."""
+
+    path: str
+    member: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.member}" if self.member else self.path
+
+
+@dataclass(frozen=True)
+class Source:
+    """One dataset as the readers see it: a file a side (text, sgm), or one for all (tsv, ted)."""
+
+    name: str
+    format: Format
+    files: tuple[File, ...]
+    columns: tuple[int, ...] = ()  # of a tsv: the sides' columns
+    languages: tuple[str, ...] = ()  # of TED: the sides' languages
+    required: tuple[str, ...] = ()  # of TED: languages that must be there, beside the sides'
+    first: int = 0  # the range of pairs to take, counted from 0
+    end: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Source":
+        files = tuple(File(**f) for f in values["files"])
+        tuples = {k: tuple(values[k]) for k in ("columns", "languages", "required")}
+        return cls(**{**values, "files": files, **tuples})
+
+
+@dataclass(frozen=True)
+class Located:
+    """A source, and what must be downloaded before it can be read."""
+
+    source: Source
+    resources: tuple[Resource, ...]
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    # The table belongs to the repository: beside the package, wherever the command is run from.
+    path = Path(__file__).parents[2] / TABLE
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def resource(url: str, checksum: str | None = None) -> Resource:
+    """The file at an address, with what the table knows of it."""
+    known = _table()["files"].get(url, {})
+    return Resource(
+        url=url,
+        mirrors=tuple(known.get("mirrors", ())),
+        size=known.get("size"),
+        checksum=checksum or known.get("checksum"),
+    )
+
+
+def locate(dataset: Dataset, sides: list[str], ted_archive: str) -> Located:
+    """Find out what a dataset of the config is: its files, its format, what to fetch for it."""
+    located = _LOCATORS[dataset.kind](dataset, sides, ted_archive)
+    first, end = dataset.line_range
+    source = Source(**{**vars(located.source), "first": first, "end": end})
+    return Located(source, located.resources)
+
+
+def locate_pair(pair: Pair, ted_archive: str) -> dict[str, list[Located]]:
+    """All sets of a pair: role -> its datasets."""
+    return {
+        role: [locate(dataset, pair.sides(role), ted_archive) for dataset in datasets]
+        for role, datasets in pair.roles().items()
+    }
+
+
+def resources(experiment: Experiment) -> dict[str, tuple[Resource, list[str]]]:
+    """Every file that an experiment downloads, with the pairs that need it; keyed by its path."""
+    found: dict[str, tuple[Resource, list[str]]] = {}
+    for name, pair in experiment.pairs.items():
+        for located in locate_pair(pair, experiment.ted_archive).values():
+            for item in (r for entry in located for r in entry.resources):
+                known, pairs = found.setdefault(item.path, (item, []))
+                if known != item:
+                    raise UserError(f"{item.url}: named twice, with different checksums")
+                if name not in pairs:
+                    pairs.append(name)
+    return found
+
+
+# ------------------------------------------------------------------------- one function a kind
+
+
+def _text(name: str, files: list[File], format: Format = "text", **more: Any) -> Source:
+    return Source(name=name, format=format, files=tuple(files), **more)
+
+
+def _downloaded(item: Resource) -> str:
+    return str(DOWNLOADS / item.path)
+
+
+def _locate_url(dataset: Dataset, sides: list[str], ted_archive: str) -> Located:
+    assert dataset.url
+    urls = [dataset.url.replace("{lang}", side) for side in sides]
+    items = []
+    for url, side in zip(urls, sides, strict=True):
+        digest = dataset.sha256.get(side) if isinstance(dataset.sha256, dict) else dataset.sha256
+        items.append(resource(url, digest and f"sha256:{digest}"))
+    source = _from_paths(dataset, dataset.url, sides, [_downloaded(i) for i in items])
+    return Located(source, tuple(dict.fromkeys(items)))
+
+
+def _locate_file(dataset: Dataset, sides: list[str], ted_archive: str) -> Located:
+    assert dataset.file
+    paths = [dataset.file.replace("{lang}", side) for side in sides]
+    return Located(_from_paths(dataset, dataset.file, sides, paths), ())
+
+
+def _from_paths(dataset: Dataset, name: str, sides: list[str], paths: list[str]) -> Source:
+    files = []
+    for path, side in zip(paths, sides, strict=True):
+        files.append(File(path, dataset.member and dataset.member.replace("{lang}", side)))
+    if dataset.format != "tsv":
+        if len(set(files)) != len(sides):
+            raise UserError(
+                f"{name}: the same file for {' and '.join(sides)}; "
+                "put {lang} into its name or member"
+            )
+        return _text(name, files, dataset.format)
+    columns = dataset.columns or list(range(len(sides)))
+    if len(columns) != len(sides):
+        raise UserError(f"{name}: columns must be {len(sides)} numbers, for {', '.join(sides)}")
+    return _text(name, files[:1], "tsv", columns=tuple(columns))
+
+
+def _locate_ted(dataset: Dataset, sides: list[str], ted_archive: str) -> Located:
+    items = (resource(ted_archive),) if re.match(r"https?://", ted_archive) else ()
+    path = _downloaded(items[0]) if items else ted_archive
+    file = File(path, f"all_talks_{dataset.ted}.tsv")
+    required = (dataset.aligned_with,) if dataset.aligned_with else ()
+    name = f"TED {dataset.ted} {'-'.join([*required, *sides])}"
+    source = _text(name, [file], "ted", languages=tuple(sides), required=required)
+    return Located(source, items)
+
+
+def _locate_sacrebleu(dataset: Dataset, sides: list[str], ted_archive: str) -> Located:
+    from sacrebleu.dataset import DATASETS
+
+    assert dataset.sacrebleu
+    test_set = DATASETS.get(dataset.sacrebleu)
+    if test_set is None:
+        raise UserError(f"sacreBLEU has no test set '{dataset.sacrebleu}' (sacrebleu --list)")
+    if len(sides) != 2 or "-".join(sides) not in test_set.langpairs:
+        raise UserError(
+            f"sacreBLEU's {dataset.sacrebleu} has no pair {'-'.join(sides)} "
+            f"(it has {', '.join(sorted(test_set.langpairs))})"
+        )
+    members: list[str] = list(test_set.langpairs["-".join(sides)] or [])
+    if not (test_set.data and test_set.md5) or len(test_set.data) != 1 or len(members) != 2:
+        raise UserError(f"sacreBLEU's {dataset.sacrebleu} is not one archive with two sides")
+    item = resource(test_set.data[0], f"md5:{test_set.md5[0]}")
+    files = [File(_downloaded(item), member) for member in members]
+    format: Format = "sgm" if members[0].endswith(".sgm") else "text"
+    return Located(_text(f"sacreBLEU {dataset.sacrebleu}", files, format), (item,))
+
+
+def _locate_mtdata(dataset: Dataset, sides: list[str], ted_archive: str) -> Located:
+    assert dataset.mtdata
+    entry = _table()["mtdata"].get(dataset.mtdata) or look_up_mtdata(dataset.mtdata)
+    order = _mtdata_order(dataset.mtdata, entry["languages"], sides)
+    urls = entry["url"] if isinstance(entry["url"], list) else [entry["url"]]
+    items = tuple(resource(url) for url in urls)
+    members = entry.get("members")
+    columns: tuple[int, ...] = ()
+    format = entry.get("format", "text")
+    if format == "tsv":
+        files = [File(_downloaded(items[0]), members[0] if members else None)]
+        both = entry.get("columns") or (0, 1)
+        columns = tuple(both[i] for i in order)
+    elif members:
+        files = [File(_downloaded(items[0]), members[i]) for i in order]
+    else:
+        files = [File(_downloaded(items[i])) for i in order]
+    return Located(_text(dataset.mtdata, files, format, columns=columns), items)
+
+
+_LOCATORS = {
+    "url": _locate_url,
+    "file": _locate_file,
+    "ted": _locate_ted,
+    "sacrebleu": _locate_sacrebleu,
+    "mtdata": _locate_mtdata,
+}
+
+
+def _mtdata_order(name: str, languages: list[str], sides: list[str]) -> list[int]:
+    """At which place of an mtdata entry each of our sides stands."""
+    if not set(sides) <= set(languages):
+        # mtdata writes three letters where we write two. Imported only now, because it takes hold
+        # of the program's logging.
+        from mtdata.iso.bcp47 import bcp47
+
+        languages = [bcp47(language).lang for language in languages]
+        sides = [bcp47(side).lang for side in sides]
+    if not set(sides) <= set(languages):
+        raise UserError(f"mtdata's {name} is not in {' and '.join(sides)}")
+    return [languages.index(side) for side in sides]
+
+
+def look_up_mtdata(name: str) -> dict[str, Any]:
+    """An entry of mtdata's own index: languages, url, members, format. Nothing is downloaded."""
+    # The index reports its making at length on standard error.
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        from mtdata.entry import DatasetId
+        from mtdata.index import Index
+
+        index = Index.get_instance()
+        try:
+            entry = index.entries.get(DatasetId.parse(name))
+        except Exception as error:
+            raise UserError(f"'{name}' is not an mtdata id: {error}") from error
+    if entry is None:
+        raise UserError(f"mtdata has no dataset '{name}' (mtdata list -id lists them)")
+    extension = entry.in_ext or entry.ext.removesuffix(".gz")
+    format = {"tsv": "tsv", "sgm": "sgm", "txt": "text", "": "text", "gz": "text"}.get(extension)
+    if format is None:
+        raise UserError(f"mtdata's {name} is in the format '{extension}', which is not read here")
+    found: dict[str, Any] = {"languages": name.split("-")[3:]}
+    found["url"] = list(entry.url) if isinstance(entry.url, tuple) else entry.url
+    if entry.in_paths:
+        found["members"] = list(entry.in_paths)
+    if format != "text":
+        found["format"] = format
+    if entry.cols:
+        found["columns"] = list(entry.cols)
+    return found

@@ -1,0 +1,74 @@
+"""From clean text to shards: draw the sample that subwords are learnt from, then encode all."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metabt.data.batches import permute
+from metabt.data.catalogue import File, Source
+from metabt.data.readers import Lines, read
+from metabt.data.shards import ShardWriter
+from metabt.data.subwords import encode_blocks
+from metabt.errors import UserError
+from metabt.files import read_json
+from metabt.progress import Progress
+
+BLOCK_BYTES = 2 << 20
+
+
+def _text(paths: Sequence[Path]) -> Source:
+    return Source(", ".join(map(str, paths)), "text", tuple(File(str(path)) for path in paths))
+
+
+def sample_lines(paths: Sequence[Path], count: int, seed: int) -> Iterator[str]:
+    """At most `count` lines of some clean files, drawn without replacement, in their order."""
+    sizes = [sum(len(block[0]) for block in read(_text([path]))) for path in paths]
+    total = sum(sizes)
+    if total <= count:
+        chosen = np.arange(total)
+    else:
+        chosen = np.sort(permute(np.arange(count), total, seed))
+    position = 0
+    for path in paths:
+        for (lines,) in read(_text([path])):
+            end = position + len(lines)
+            here = chosen[np.searchsorted(chosen, position) : np.searchsorted(chosen, end)]
+            for index in here - position:
+                yield lines.line(int(index)).decode("utf-8")
+            position = end
+
+
+def _joined(lines: Lines) -> bytes:
+    """Clean lines as they stand in the file, newlines between them."""
+    return lines.text[lines.starts[0] : lines.ends[-1]].tobytes()
+
+
+def encode_corpus(
+    vocabulary: Path,
+    texts: Sequence[Path],
+    languages: Sequence[str],
+    output: Path,
+    limit: int,
+    processes: int,
+) -> dict[str, Any]:
+    """Encode the sides of a clean corpus into a shard; sentences over `limit` subwords stay out."""
+    digest = str(read_json(vocabulary)["digest"])
+    blocks = (tuple(map(_joined, block)) for block in read(_text(texts), BLOCK_BYTES))
+    with (
+        ShardWriter(output, languages, digest, limit) as writer,
+        Progress(f"encode {output.stem}", None, "sentences") as bar,
+    ):
+        for block in encode_blocks(vocabulary, blocks, languages, processes):
+            writer.add(block)
+            bar.add(len(block[0][1]))
+        if not writer.sentences:
+            raise UserError(f"{output}: no sentence of {texts[0]} has at most {limit} subwords")
+        writer.finish()
+    return {
+        "read": writer.sentences + writer.too_long,
+        "dropped": {"too_long": writer.too_long},
+        "kept": writer.sentences,
+        "tokens": dict(zip(languages, writer.tokens, strict=True)),
+    }

@@ -1,0 +1,102 @@
+"""What became of the text: a pair's as JSON, all pairs' as a table beside the paper's figures."""
+
+import html
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from metabt.files import read_json, write_text
+
+COLUMNS = (
+    "pair",
+    "set",
+    "read",
+    "malformed",
+    "empty",
+    "invalid_utf8",
+    "nul",
+    "separator",
+    "held_out",
+    "duplicate",
+    "clean",
+    "too_long",
+    "kept",
+    "paper_read",
+    "paper_kept",
+)
+TITLES = {
+    "nul": "NUL",
+    "invalid_utf8": "invalid UTF-8",
+    "held_out": "in a held-out set",
+    "separator": "stray separator",
+    "too_long": "too long",
+    "paper_read": "paper: read",
+    "paper_kept": "paper: kept",
+}
+PAPER = Path("resources/paper.yaml")
+
+
+def pair_statistics(corpus: Mapping[str, Path], shards: Mapping[str, Path]) -> dict[str, Any]:
+    """Join what cleaning counted (by set) with what the subword filter left out."""
+    result: dict[str, Any] = {}
+    for name, path in corpus.items():
+        cleaned, encoded = read_json(path), read_json(shards[name])
+        result[name] = {
+            "read": cleaned["read"],
+            "dropped": {**cleaned["dropped"], **encoded["dropped"]},
+            "clean": cleaned["kept"],
+            "kept": encoded["kept"],
+            "tokens": encoded["tokens"],
+            "datasets": cleaned["datasets"],
+        }
+    return result
+
+
+def table_rows(statistics: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+    """One row for each pair and set; a figure of the paper where it gives one."""
+    paper = yaml.safe_load((Path(__file__).parents[2] / PAPER).read_text(encoding="utf-8"))["data"]
+    rows = []
+    for pair, sets in statistics.items():
+        for name, counts in sets.items():
+            values = {"pair": pair, "set": name, **counts, **counts["dropped"]}
+            stated = paper.get(pair, {}).get(name, {})
+            values.update({f"paper_{key}": value for key, value in stated.items()})
+            rows.append({column: _cell(values.get(column, 0), column) for column in COLUMNS})
+    return rows
+
+
+def _cell(value: Any, column: str) -> str:
+    if column.startswith("paper"):
+        return str(value) if value else "-"
+    return str(value)
+
+
+def write_table(rows: list[dict[str, str]], stem: Path) -> None:
+    """The table as TSV, Markdown and HTML."""
+    titles = [TITLES.get(column, column) for column in COLUMNS]
+    write_text(
+        stem.with_suffix(".tsv"),
+        "".join("\t".join(r) + "\n" for r in [list(COLUMNS), *(list(r.values()) for r in rows)]),
+    )
+    shown = [[_readable(value) for value in row.values()] for row in rows]
+    bars = ["---", "---", *["---:"] * (len(COLUMNS) - 2)]
+    lines = [titles, bars, *shown]
+    write_text(stem.with_suffix(".md"), "".join(f"| {' | '.join(line)} |\n" for line in lines))
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(value)}</td>" for value in row) + "</tr>\n"
+        for row in shown
+    )
+    write_text(
+        stem.with_suffix(".html"),
+        '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>Data</title>\n'
+        "<style>body{font:14px sans-serif}table{border-collapse:collapse}"
+        "td,th{padding:.3em .7em;border-bottom:1px solid #ccc;text-align:right}</style>\n"
+        f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></html>\n",
+    )
+
+
+def _readable(value: str) -> str:
+    return f"{int(value):,}" if value.isdigit() else value

@@ -1,0 +1,59 @@
+"""Progress of long work: a bar on a terminal, a plain line now and then in a log file."""
+
+import sys
+import time
+from types import TracebackType
+
+from tqdm import tqdm
+
+SECONDS_BETWEEN_LINES = 30.0
+
+
+class Progress:
+    """Counts something; nothing is printed on standard output."""
+
+    def __init__(self, what: str, total: int | None, unit: str, done: int = 0) -> None:
+        self.what, self.total, self.unit, self.done = what, total, unit, done
+        self._began = self._spoke = time.monotonic()
+        self._at_start = done
+        self._bar: tqdm | None = None
+        if sys.stderr.isatty():
+            size = unit == "B"
+            self._bar = tqdm(
+                total=total,
+                initial=done,
+                desc=what,
+                unit=unit if size else f" {unit}",
+                unit_scale=True,
+                unit_divisor=1024 if size else 1000,
+                leave=False,
+            )
+
+    def add(self, count: int) -> None:
+        self.done += count
+        if self._bar is not None:
+            self._bar.update(count)
+        elif time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES:
+            self._spoke = time.monotonic()
+            print(self._line(), file=sys.stderr, flush=True)
+
+    def _line(self) -> str:
+        rate = (self.done - self._at_start) / max(time.monotonic() - self._began, 1e-9)
+        text = f"{self.what}: {self.done:,}"
+        if self.total:
+            text += f" of {self.total:,} {self.unit} ({self.done / self.total:.0%})"
+            left = (self.total - self.done) / max(rate, 1e-9)
+            return f"{text}, {rate:,.0f}/s, {left / 60:.1f} min left"
+        return f"{text} {self.unit}, {rate:,.0f}/s"
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,166 @@
+"""The checked config, and the functions by which rules ask it."""
+
+import re
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from metabt import config as experiment_config
+from metabt.data import catalogue
+from metabt.errors import UserError
+
+# Rules call `metabt`: the one that belongs to this Snakemake, whether its environment is active or not.
+shell.prefix(f"set -euo pipefail; export PATH='{Path(sys.executable).parent}':$PATH; ")
+
+
+def checked(function, *arguments):
+    """Call a function; what the user can mend is shown without a traceback."""
+    try:
+        return function(*arguments)
+    except UserError as error:
+        raise WorkflowError(str(error))
+
+
+EXPERIMENT = checked(experiment_config.parse, config, Path(workflow.configfiles[-1]))
+RESOURCES = checked(catalogue.resources, EXPERIMENT)
+METHODS = sorted({m for s in EXPERIMENT.settings.values() for m in s.methods})
+TRAINING_SETS = ["parallel", "related", "mono"]
+HELD_OUT_SETS = ["test", "dev", "metadev"]
+
+
+def one_of(names):
+    return "|".join(map(re.escape, names)) or "(?!)"
+
+
+wildcard_constraints:
+    pair=one_of(EXPERIMENT.pairs),
+    download=one_of(RESOURCES),
+    set=one_of(TRAINING_SETS + HELD_OUT_SETS),
+
+
+def check_targets(targets):
+    """Say at once which pairs and methods there are, where a target names another."""
+    shared = ["tables", "figures"]
+    for target in targets:
+        match = re.match(r"(?:\./)?results/([^/]+)(?:/([^/]+)\.bleu$)?", target)
+        if not match:
+            continue
+        pair, method = match.groups()
+        if pair not in [*EXPERIMENT.pairs, *shared]:
+            raise WorkflowError(
+                f"{target}: there is no pair '{pair}'. "
+                f"Pairs: {', '.join(EXPERIMENT.pairs)}. Methods: {', '.join(METHODS)}."
+            )
+        if method and method not in EXPERIMENT.setting(pair).methods:
+            raise WorkflowError(
+                f"{target}: there is no method '{method}' for {pair}. "
+                f"Methods: {', '.join(EXPERIMENT.setting(pair).methods)}. "
+                f"Pairs: {', '.join(EXPERIMENT.pairs)}."
+            )
+
+
+# Snakemake knows its targets only after the rules are read, and then complains of a missing rule.
+check_targets(sys.argv[1:])
+
+
+def sets_of(pair):
+    """The sets of a pair: test, dev, metadev, parallel, mono and perhaps related."""
+    return list(EXPERIMENT.pairs[pair].roles())
+
+
+def all_shards():
+    return [
+        f"results/{pair}/shards/{name}.shard"
+        for pair in EXPERIMENT.pairs
+        for name in sets_of(pair)
+    ]
+
+
+def sides_of(name):
+    return ["target"] if name == "mono" else ["source", "target"]
+
+
+def corpus_texts(wildcards):
+    """The clean text of a set, a file a side."""
+    return [
+        f"results/{wildcards.pair}/corpus/{wildcards.set}.{side}"
+        for side in sides_of(wildcards.set)
+    ]
+
+
+def languages_of(wildcards):
+    return EXPERIMENT.pairs[wildcards.pair].sides(wildcards.set)
+
+
+def located(pair):
+    return checked(
+        catalogue.locate_pair, EXPERIMENT.pairs[pair], EXPERIMENT.ted_archive
+    )
+
+
+def datasets_of(wildcards):
+    """What a pair's text is made of, as `metabt clean` reads it."""
+    pair = EXPERIMENT.pairs[wildcards.pair]
+    return {
+        "pair": wildcards.pair,
+        "roles": {
+            role: {
+                "languages": pair.sides(role),
+                "sources": [entry.source.to_json() for entry in entries],
+            }
+            for role, entries in located(wildcards.pair).items()
+        },
+    }
+
+
+def files_of(pair, roles):
+    """The files that some of a pair's sets are read from."""
+    entries = located(pair)
+    return sorted(
+        {
+            file.path
+            for role in roles
+            if role in entries
+            for entry in entries[role]
+            for file in entry.source.files
+        }
+    )
+
+
+def clean_input(name):
+    """What the cleaning of a training set reads: its files and all held-out text."""
+    return {
+        "datasets": "results/{pair}/corpus/datasets.json",
+        "files": lambda w: files_of(w.pair, [name or w.set]),
+        "held_out": expand(
+            "results/{{pair}}/corpus/{set}.{side}",
+            set=HELD_OUT_SETS,
+            side=["source", "target"],
+        ),
+    }
+
+
+def subword_models(pair):
+    """Language -> name of its subword model."""
+    names = EXPERIMENT.pairs[pair].languages
+    joint = EXPERIMENT.setting(pair).subwords.sharing == "joint"
+    return {name: "joint" if joint else name for name in names}
+
+
+def subword_model_files(wildcards):
+    names = dict.fromkeys(subword_models(wildcards.pair).values())
+    return [f"results/{wildcards.pair}/vocab/{name}.model" for name in names]
+
+
+def subword_texts(wildcards):
+    """The clean parallel text in the languages of a subword model."""
+    models = subword_models(wildcards.pair)
+    pair = EXPERIMENT.pairs[wildcards.pair]
+    return [
+        f"results/{wildcards.pair}/corpus/{name}.{side}"
+        for name in ("parallel", "related")
+        if name in pair.roles()
+        for side, language in zip(sides_of(name), pair.sides(name))
+        if models[language] == wildcards.model
+    ]
