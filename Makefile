@@ -23,7 +23,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: install
-	$(BIN)/snakemake --configfile config/multi30k.yaml --cores 2 all
+	$(BIN)/snakemake --configfile config/demo.yaml --cores 2 --quiet all
+	@cat results/tables/data.md
 
 test: install
 	$(BIN)/pytest -n 2 -m 'not slow'

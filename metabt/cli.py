@@ -58,6 +58,12 @@ def _config_schema(options: argparse.Namespace) -> None:
     print(json.dumps(Experiment.model_json_schema(), indent=2))
 
 
+def _synthesise(options: argparse.Namespace) -> None:
+    from metabt.data.synthetic import synthesise
+
+    synthesise(options.output, options.pairs, options.low_resource, options.seed)
+
+
 def _download(options: argparse.Namespace) -> None:
     from metabt.config import load
     from metabt.data.catalogue import DOWNLOADS, resource, resources
@@ -87,8 +93,8 @@ def _download(options: argparse.Namespace) -> None:
 
 
 def _hold_out(options: argparse.Namespace) -> None:
-    from metabt.data.catalogue import Source
     from metabt.data.clean import clean_held_out, sentences
+    from metabt.data.sources import Source
 
     roles = read_json(options.datasets)["roles"]
     statistics, seen = {}, set[str]()
@@ -106,8 +112,8 @@ def _hold_out(options: argparse.Namespace) -> None:
 
 
 def _clean(options: argparse.Namespace) -> None:
-    from metabt.data.catalogue import Source
     from metabt.data.clean import clean_training, held_out_table
+    from metabt.data.sources import Source
 
     role = read_json(options.datasets)["roles"].get(options.role)
     if role is None:
@@ -213,6 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     _add_config(verbs)
     _add_download(verbs)
+    _add_synthesise(verbs)
     _add_corpus(verbs)
     _add_encoding(verbs)
     _add_statistics(verbs)
@@ -254,6 +261,14 @@ def _add_download(verbs) -> None:  # type: ignore[no-untyped-def]
     verb.add_argument(
         "--checksum", action="append", help="of an address, as sha256:HEX (sha1, md5)"
     )
+
+
+def _add_synthesise(verbs) -> None:  # type: ignore[no-untyped-def]
+    verb = _verb(verbs, "synthesise", _synthesise, "write text in three invented languages")
+    verb.add_argument("--output", type=Path, required=True, metavar="DIR")
+    verb.add_argument("--pairs", type=int, default=4000)
+    verb.add_argument("--low-resource", type=int, default=1000, help="rows that have S at all")
+    verb.add_argument("--seed", type=int, default=1)
 
 
 def _add_corpus(verbs) -> None:  # type: ignore[no-untyped-def]

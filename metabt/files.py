@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,7 +14,7 @@ from metabt.errors import UserError
 def _open_locked(path: Path) -> IO[bytes]:
     """Open `path` for writing under an exclusive lock, or say that somebody else has it.
 
-    The lock goes with the process, so a writer killed with -9 leaves a stale file but no stale lock.
+    The lock goes with the process: a writer killed with -9 leaves a stale file but no stale lock.
     Between our open and our lock the other writer may have renamed the file into place: then what
     we hold is the finished file, which must not be touched, and we try again with a new one.
     """
@@ -22,7 +22,7 @@ def _open_locked(path: Path) -> IO[bytes]:
         handle = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except (BlockingIOError, PermissionError) as error:  # what a taken lock may give (POSIX)
             handle.close()
             raise UserError(f"{path}: another process is writing this file") from error
         try:
@@ -58,11 +58,14 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         handle.flush()
         os.fsync(handle.fileno())
         part.rename(path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path.parent)  # a full disk: say at least where
+        with suppress(OSError):  # what could not be written cannot be written now
+            handle.close()
         raise
-    finally:
-        handle.close()
+    handle.close()
     sync_directory(path.parent)
 
 

@@ -114,7 +114,7 @@ def test_all_faults_are_told_at_once(tmp_path):
     edits = {
         "width: 512\n      feed_forward: 2048": "width: wide\n      feed_forward: 2048",
         "  beam: 4": "  beem: 4",
-        "methods: [nobt, mle, dualnmt, metabt] # [paper]\n    seeds: [1]": "methods: [foo]\n    seeds: [1]",
+        "metabt] # [paper]\n    seeds: [1] ": "metabt, foo] # [paper]\n    seeds: [1] ",
         "related: tr": "related: en",
     }
     for old, new in edits.items():

@@ -2,14 +2,11 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
-import pickle
 import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -302,13 +299,13 @@ def test_encode_flat(vocabularies: dict[str, Subwords], name: str) -> None:
 
 def test_text_that_looks_like_a_special(tmp_path: Path) -> None:
     # SentencePiece cuts "<unk>" out of its training text: the letters must occur elsewhere too.
-    lines = ["see <s> and </s>, <unk> and <pad> here", "<s>bulk</s> <pad>text<unk>"] * 200
+    lines = ["see <s> and </s>, <unk> and <pad> here", "<s>bulk</s> text<s> <pad>x<unk>"] * 200
     train_sentencepiece(lines, tmp_path / "sp", size=48, model_type="bpe", character_coverage=1.0)
     train_bpe(lines, tmp_path / "bpe", size=60)
     for model in ("sp", "bpe"):
         write_vocabulary({"en": tmp_path / model}, tmp_path / f"{model}.json")
         subwords = Subwords.load(tmp_path / f"{model}.json")
-        assert {"<s>", "\u2581<s>"} & set(subwords.pieces[4:])
+        assert model == "sp" or "\u2581<s>" in subwords.pieces
         for line in [*lines[:2], "<s>", "x <s>", "a<s>", "<unk>", "a </s><pad>"]:
             (ids,) = subwords.encode([line], "en")
             assert min(ids) > UNK
@@ -366,12 +363,11 @@ def test_training_is_deterministic(tmp_path: Path) -> None:
 
 
 def test_training_keeps_long_lines(tmp_path: Path) -> None:
-    long = "ж" * 10 + " " + "abc def " * 20_000
-    train_sentencepiece(
-        [long, long], tmp_path / "m", size=14, model_type="unigram", character_coverage=1.0
-    )
+    long = " ".join(corpus("en")) + " щука"
+    assert len(long) > 10_000
+    sentencepiece_model([long], tmp_path / "m", 300)
     write_vocabulary({"en": tmp_path / "m"}, tmp_path / "v.json")
-    assert "ж" in "".join(Subwords.load(tmp_path / "v.json").pieces)
+    assert set("щука") <= set("".join(Subwords.load(tmp_path / "v.json").pieces))
 
 
 @pytest.mark.parametrize("train", [sentencepiece_model, bpe_model])
@@ -476,137 +472,62 @@ def test_unknown_language(vocabularies: dict[str, Subwords]) -> None:
         vocabularies["bpe joint"].encode(["a"], "xx")
 
 
-# --- processes ----------------------------------------------------------------------------------
+# --- many lines ---------------------------------------------------------------------------------
+
+
+def joined(*sides: list[str]) -> tuple[bytes, ...]:
+    return tuple("\n".join(lines).encode() for lines in sides)
 
 
 def many_blocks(count: int) -> Iterator[tuple[list[str], list[str]]]:
     for i in range(count):
         source, target = corpus("az", 40 + i), corpus("en", 40 + i)
         yield [f"{i} {line}" for line in source], [*target[1:], ""]
-    yield [], []
     yield [""], [""]
 
 
 @pytest.mark.parametrize("name", ["sentencepiece separate", "bpe separate"])
-def test_processes_do_not_matter(
-    vocabularies: dict[str, Subwords], name: str, deadline: None
-) -> None:
+def test_threads_do_not_matter(vocabularies: dict[str, Subwords], name: str) -> None:
     path = vocabularies[name].path
-    results = [list(encode_blocks(path, many_blocks(20), ("az", "en"), n)) for n in (1, 2, 3)]
-    expected = [
-        tuple(
-            vocabularies[name].encode_flat(*side) for side in zip(block, ("az", "en"), strict=True)
-        )
+    wanted = [
+        array
         for block in many_blocks(20)
+        for lines, language in zip(block, ("az", "en"), strict=True)
+        for array in vocabularies[name].encode_flat(lines, language)
     ]
-    for result in results:
+    for threads in (1, 2, 3):
+        blocks = (joined(*block) for block in many_blocks(20))
+        result = list(encode_blocks(path, blocks, ("az", "en"), threads))
         flat = [array for block in result for side in block for array in side]
-        wanted = [array for block in expected for side in block for array in side]
         assert len(flat) == len(wanted)
         assert all(map(np.array_equal, flat, wanted))
         assert [array.dtype for array in flat] == [array.dtype for array in wanted]
-    assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_one_side(vocabularies: dict[str, Subwords], processes: int) -> None:
-    subwords = vocabularies["sentencepiece joint"]
-    blocks = [(corpus("de"),), (corpus("de")[:3],)]
-    results = list(encode_blocks(subwords.path, blocks, ["de"], processes))
-    assert [len(lengths) for ((_, lengths),) in results] == [252, 3]
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_errors_reach_the_caller(
-    vocabularies: dict[str, Subwords], processes: int, deadline: None
-) -> None:
+def test_errors_reach_the_caller(vocabularies: dict[str, Subwords], deadline: None) -> None:
     path = vocabularies["sentencepiece joint"].path
     with pytest.raises(UserError, match="no subwords for 'xx'"):
-        list(encode_blocks(path, [(["a"],)], ["xx"], processes))
-    with pytest.raises(UserError, match="contains a newline"):
-        list(encode_blocks(path, [(["a\nb"],)], ["en"], processes))
+        list(encode_blocks(path, [(b"a",)], ["xx"], 2))
 
-    def broken() -> Iterator[tuple[list[str]]]:
-        yield (["a"],)
+    def broken() -> Iterator[tuple[bytes]]:
+        yield (b"a",)
         raise UserError("corpus.en, line 2: bad")
 
     with pytest.raises(UserError, match=r"corpus\.en, line 2"):
-        list(encode_blocks(path, broken(), ["en"], processes))
-    assert not multiprocessing.active_children()
+        list(encode_blocks(path, broken(), ["en"], 2))
 
 
 def test_blocks_in_flight_are_bounded(vocabularies: dict[str, Subwords], deadline: None) -> None:
     taken = 0
 
-    def endless() -> Iterator[tuple[list[str]]]:
+    def endless() -> Iterator[tuple[bytes]]:
         nonlocal taken
         while True:
             taken += 1
-            yield (["a"],)
+            yield (b"a",)
 
     results = encode_blocks(vocabularies["bpe joint"].path, endless(), ["en"], 2)
     for _ in range(30):
         next(results)
-    assert taken <= 30 + 6
+    assert taken <= 30 + 4
     results.close()  # type: ignore[attr-defined]
-    assert not multiprocessing.active_children()
-
-
-@pytest.mark.parametrize("victims", [1, 2])
-def test_a_killed_worker_is_an_error(
-    vocabularies: dict[str, Subwords], victims: int, deadline: None
-) -> None:
-    lines = corpus("en") * 40  # more than a pipe holds
-
-    def blocks() -> Iterator[tuple[list[str]]]:
-        for i in range(200):
-            if i == 10:
-                for child in multiprocessing.active_children()[:victims]:
-                    os.kill(child.pid or 0, signal.SIGKILL)
-            yield (lines,)
-
-    with pytest.raises(UserError, match=r"joint\.json: one of 2 encoding processes was killed"):
-        list(encode_blocks(vocabularies["sentencepiece joint"].path, blocks(), ["en"], 2))
-    assert not multiprocessing.active_children()
-
-
-ORPHANS = """
-import multiprocessing, os, sys
-from pathlib import Path
-from metabt.data.subwords import encode_blocks
-results = encode_blocks(Path(sys.argv[1]), ((["a b"],) for _ in range(1000)), ["en"], 2)
-next(results)
-print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-os.kill(os.getpid(), 9)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_workers_do_not_outlive_their_parent(vocabularies: dict[str, Subwords]) -> None:
-    command = [sys.executable, "-c", ORPHANS, str(vocabularies["bpe joint"].path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=20)
-    workers = done.stdout.split()
-    assert len(workers) == 2, done.stderr
-
-    def alive(pid: str) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
-        except OSError:
-            return False
-
-    give_up = time.monotonic() + 10
-    while any(map(alive, workers)) and time.monotonic() < give_up:
-        time.sleep(0.02)
-    assert not any(map(alive, workers))
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_models_can_be_sent_to_a_worker(vocabularies: dict[str, Subwords], name: str) -> None:
-    copy = pickle.loads(pickle.dumps(vocabularies[name]))
-    lines = corpus("sk")
-    assert all(
-        map(np.array_equal, copy.encode(lines, "sk"), vocabularies[name].encode(lines, "sk"))
-    )
-    assert copy.normalise("a  b", "sk") == "a b"
-    assert copy.pieces == vocabularies[name].pieces

@@ -1,61 +1,22 @@
-"""From the name of a dataset to files: where they are on the web and how they are read.
-
-A `Source` is what the readers understand: files (perhaps members of archives) and a format. It
-serialises to JSON, because the workflow hands it from the config to the commands that run on nodes.
-"""
+"""From the name of a dataset to files: where they are on the web and how they are read."""
 
 import contextlib
 import functools
 import io
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from metabt.config import Dataset, Experiment, Pair
 from metabt.data.download import Resource
+from metabt.data.sources import File, Format, Source
 from metabt.errors import UserError
 
 TABLE = Path("resources/datasets.yaml")
 DOWNLOADS = Path("resources/downloads")
-
-Format = Literal["text", "sgm", "tsv", "ted"]
-
-
-@dataclass(frozen=True)
-class File:
-    """A file on this machine, or a member of an archive that is."""
-
-    path: str
-    member: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.member}" if self.member else self.path
-
-
-@dataclass(frozen=True)
-class Source:
-    """One dataset as the readers see it: a file a side (text, sgm), or one for all (tsv, ted)."""
-
-    name: str
-    format: Format
-    files: tuple[File, ...]
-    columns: tuple[int, ...] = ()  # of a tsv: the sides' columns
-    languages: tuple[str, ...] = ()  # of TED: the sides' languages
-    required: tuple[str, ...] = ()  # of TED: languages that must be there, beside the sides'
-    first: int = 0  # the range of pairs to take, counted from 0
-    end: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Source":
-        files = tuple(File(**f) for f in values["files"])
-        tuples = {k: tuple(values[k]) for k in ("columns", "languages", "required")}
-        return cls(**{**values, "files": files, **tuples})
 
 
 @dataclass(frozen=True)

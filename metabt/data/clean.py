@@ -1,24 +1,25 @@
 """Clean text: nothing broken, nothing twice, nothing of the held-out sets in the training data.
 
-Training data is read twice. The first pass judges every line and collects its key; the second writes
-the lines that stay. Held-out sets (test, dev, MetaDev) are small and official: they are read
+Training data is read twice. The first pass judges every line and collects its key; the second
+writes the lines that stay. Held-out sets (test, dev, MetaDev) are small and official: they are read
 strictly, and a line that cannot be trusted is an error, not a loss.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from metabt.data import kernels
-from metabt.data.catalogue import File, Source
 from metabt.data.deduplicate import BITS, GROUPS, FirstOccurrences
 from metabt.data.parallel import ordered_map
 from metabt.data.readers import Block, Lines, read
+from metabt.data.sources import File, Source
 from metabt.errors import UserError
 from metabt.files import atomic_write
 from metabt.progress import Progress
@@ -41,7 +42,7 @@ class Limits:
         self.threads = max(threads, 1)
         self.ahead = self.threads + 1
         room = (memory_mb - SMALLEST_MEMORY_MB // 2) << 20
-        self.block_bytes = min(max(room // (self.ahead * BLOCKS_IN_MEMORY * 4), 1 << 20), 8 << 20)
+        self.block_bytes = min(max(room // (self.ahead * BLOCKS_IN_MEMORY * 4), 1 << 18), 8 << 20)
 
 
 def clean_training(
@@ -57,6 +58,7 @@ def clean_training(
     first_occurrences = FirstOccurrences(outputs[0].parent)
     with ThreadPoolExecutor(limits.threads) as pool, ExitStack() as stack:
         stack.callback(first_occurrences.close)
+        states = [_state(source) for source in sources]
         counts = _judge(sources, held_out, limits, pool, first_occurrences)
         total = sum(_lines(c) for c in counts)
         bitmap, kept = first_occurrences.bitmap(total, pool, limits.ahead)
@@ -67,6 +69,8 @@ def clean_training(
             for handle, text in zip(handles, sides, strict=True):
                 handle.write(text)
             bar.add(lines)
+        _refuse_changed(sources, states)
+        _flush(handles)
     return _statistics(sources, counts, bitmap, kept)
 
 
@@ -123,6 +127,25 @@ def _read_again(
             raise UserError(f"{source.name}: changed while it was read")
 
 
+def _state(source: Source) -> list[tuple[int, int]]:
+    """What changes with the content of a dataset's files. One that is missing `read` will tell."""
+    paths = [Path(file.path) for file in source.files]
+    return [(p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.exists()]
+
+
+def _refuse_changed(sources: Sequence[Source], states: Sequence[list[tuple[int, int]]]) -> None:
+    for source, state in zip(sources, states, strict=True):
+        if _state(source) != state:
+            raise UserError(f"{source.name}: changed while it was read")
+
+
+def _flush(handles: Sequence[IO[bytes]]) -> None:
+    """A full disk shows now, before the first of several files gets its name."""
+    for handle in handles:
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
 def _examine(
     numbered: tuple[Block, int], held_out: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -163,7 +186,8 @@ def _statistics(
     sources: Sequence[Source], counts: list[Counter[str]], bitmap: np.ndarray, kept: int
 ) -> dict[str, Any]:
     """Read, dropped by reason and kept, by dataset and in total."""
-    rows, position = [], 0
+    rows: list[dict[str, Any]] = []
+    position = 0
     for source, count in zip(sources, counts, strict=True):
         stay = _count_bits(bitmap, position, position + _lines(count))
         position += _lines(count)
@@ -209,7 +233,7 @@ def read_held_out(source: Source) -> Iterator[tuple[str, ...]]:
                     raise UserError(f"{file}, sentence {number:,}: not UTF-8 ({error})") from error
                 if "\0" in text:
                     raise UserError(f"{file}, sentence {number:,}: contains a NUL character")
-                pair.append(text.strip(" \t\r").translate(SEPARATORS))
+                pair.append(text.translate(SEPARATORS).strip(" \t"))
             yield tuple(pair)
 
 
@@ -236,6 +260,7 @@ def clean_held_out(
             if not kept:
                 raise UserError(f"{source.name}: nothing is left of this held-out set")
             rows.append({"name": source.name, "read": read_, "dropped": dropped, "kept": kept})
+        _flush(handles)
     return summarise(rows)
 
 

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -27,15 +28,20 @@ class FirstOccurrences:
     """Collects the keys of a corpus block by block, then tells which lines came first."""
 
     def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
         # Files without a name: they are gone when the process is, even after kill -9.
         self._groups = [tempfile.TemporaryFile(dir=scratch, buffering=0) for _ in range(GROUPS)]
 
     def add(self, records: np.ndarray, bounds: np.ndarray) -> None:
-        """Records as grouped by `kernels.partition`; blocks must come in the order of the corpus."""
+        """Records as grouped by `kernels.partition`; blocks come in the order of the corpus."""
         for group, handle in enumerate(self._groups):
             part = records[bounds[group] : bounds[group + 1]]
-            if len(part):
-                _write_all(handle.fileno(), part)
+            try:
+                if len(part):
+                    _write_all(handle.fileno(), part)
+            except OSError as error:
+                error.filename = str(self._scratch)  # a full disk: say where
+                raise
 
     def bitmap(self, lines: int, pool: ThreadPoolExecutor, ahead: int) -> tuple[np.ndarray, int]:
         """One bit for each of the corpus's lines (set: keep it), and how many are set."""
@@ -58,13 +64,13 @@ def _write_all(descriptor: int, records: np.ndarray) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _records(handle: tempfile._TemporaryFileWrapper) -> Iterator[np.ndarray]:
+def _records(handle: FileIO) -> Iterator[np.ndarray]:
     handle.seek(0)
     while data := handle.read(RECORDS_AT_ONCE * RECORD_BYTES):
         yield np.frombuffer(data, dtype=np.uint64).reshape(-1, 3)
 
 
-def _first_of_group(handle: tempfile._TemporaryFileWrapper) -> np.ndarray:
+def _first_of_group(handle: FileIO) -> np.ndarray:
     """The indices of the lines whose key is new within a group, in order."""
     table = np.zeros((TABLE_SLOTS, 2), dtype=np.uint64)
     filled = 0

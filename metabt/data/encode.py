@@ -1,5 +1,6 @@
 """From clean text to shards: draw the sample that subwords are learnt from, then encode all."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,15 +8,16 @@ from typing import Any
 import numpy as np
 
 from metabt.data.batches import permute
-from metabt.data.catalogue import File, Source
 from metabt.data.readers import Lines, read
 from metabt.data.shards import ShardWriter
+from metabt.data.sources import File, Source
 from metabt.data.subwords import encode_blocks
 from metabt.errors import UserError
-from metabt.files import read_json
 from metabt.progress import Progress
 
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = (
+    256 << 10
+)  # a few thousand lines: small enough to share evenly, large enough to be rare
 
 
 def _text(paths: Sequence[Path]) -> Source:
@@ -51,16 +53,16 @@ def encode_corpus(
     languages: Sequence[str],
     output: Path,
     limit: int,
-    processes: int,
+    threads: int,
 ) -> dict[str, Any]:
     """Encode the sides of a clean corpus into a shard; sentences over `limit` subwords stay out."""
-    digest = str(read_json(vocabulary)["digest"])
+    digest = hashlib.sha256(vocabulary.read_bytes()).hexdigest()
     blocks = (tuple(map(_joined, block)) for block in read(_text(texts), BLOCK_BYTES))
     with (
         ShardWriter(output, languages, digest, limit) as writer,
         Progress(f"encode {output.stem}", None, "sentences") as bar,
     ):
-        for block in encode_blocks(vocabulary, blocks, languages, processes):
+        for block in encode_blocks(vocabulary, blocks, languages, threads):
             writer.add(block)
             bar.add(len(block[0][1]))
         if not writer.sentences:

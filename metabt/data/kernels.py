@@ -1,8 +1,8 @@
 """Compiled loops over raw text: look at every line once, at the speed of memory.
 
-A block of text is a uint8 array and its lines are two int64 arrays, `starts` and `ends`. Nothing here
-allocates per line and everything releases the interpreter's lock, so that plain threads work on
-several blocks at once.
+A block of text is a uint8 array and its lines are two int64 arrays, `starts` and `ends`. Nothing
+here allocates per line and everything releases the interpreter's lock, so that plain threads work
+on several blocks at once.
 """
 
 import numpy as np

@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 def ordered_map(
     pool: Executor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int
 ) -> Iterator[Result]:
-    """Like `map` over a pool, but never more than `ahead` items are taken in before one goes out."""
+    """Like `map` over a pool, but never more than `ahead` items are in before one goes out."""
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:

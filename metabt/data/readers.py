@@ -1,12 +1,13 @@
 """Every format as blocks of lines: raw bytes in an array, with the bounds of each line.
 
-A block is a tuple of `Lines`, one for each side, with equal numbers of lines. Lines end at "\\n" and
-nowhere else, whatever other separators a line contains. Archives are read as streams and never
+A block is a tuple of `Lines`, one for each side, with equal numbers of lines. Lines end at "\\n"
+and nowhere else, whatever other separators a line contains. Archives are read as streams and never
 unpacked.
 """
 
 import gzip
 import html
+import lzma
 import re
 import tarfile
 import zipfile
@@ -15,13 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, NoReturn, TypeVar
 
 import numpy as np
 
-from metabt.data.catalogue import File, Source
 from metabt.data.kernels import find_newlines
+from metabt.data.sources import File, Source
 from metabt.errors import UserError
 
 Entry = TypeVar("Entry")
@@ -29,6 +31,11 @@ Entry = TypeVar("Entry")
 NEWLINE = 0x0A
 LONGEST_LINE = 64 << 20  # bytes; a longer "line" is not text
 BLOCK_BYTES = 16 << 20
+# What the libraries raise on damaged or unusual files: a zip may be encrypted, its names not UTF-8.
+BROKEN = (
+    *(OSError, EOFError, RuntimeError, UnicodeDecodeError),
+    *(zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile),
+)
 TED_MISSING = (b"__NULL__", b"_ _ NULL _ _", b"")
 
 
@@ -107,24 +114,26 @@ class LineStream:
         self.taken = 0  # lines handed out so far
         self._handle = handle
         self._block_bytes = block_bytes
+        # Bounds and keys of very short lines would take many times the memory of their text.
+        self._most = max(block_bytes // 16, 1)
         self._text = np.empty(0, dtype=np.uint8)
         self._newlines = np.empty(0, dtype=np.int64)
         self._begin = 0  # where in _text the next line begins
         self._ended = False
 
-    def next_block(self) -> Lines | None:
-        """About `block_bytes` of lines; None at the end."""
+    def ready(self) -> int:
+        """How many lines can be taken: those of a block, none only at the end."""
         while not len(self._newlines) and not self._ended:
             self._fill()
-        return self._take(len(self._newlines)) if len(self._newlines) else None
+        return min(len(self._newlines), self._most)
+
+    def next_block(self) -> Lines | None:
+        """About `block_bytes` of lines; None at the end."""
+        count = self.ready()
+        return self.take(count) if count else None
 
     def take(self, count: int) -> Lines:
-        """`count` lines, or all that are left if there are fewer."""
-        while len(self._newlines) < count and not self._ended:
-            self._fill()
-        return self._take(min(count, len(self._newlines)))
-
-    def _take(self, count: int) -> Lines:
+        """`count` lines, which must be ready."""
         newlines, self._newlines = self._newlines[:count], self._newlines[count:]
         lines = Lines.ending_at(newlines, self._text, self._begin)
         if count:
@@ -133,10 +142,12 @@ class LineStream:
         return lines
 
     def _fill(self) -> None:
+        """One more block of text behind what is left, which is the beginning of one line."""
         rest = len(self._text) - self._begin
-        if rest > LONGEST_LINE + self._block_bytes and not len(self._newlines):
+        if rest > LONGEST_LINE:
             raise UserError(
-                f"{self.name}, line {self.taken + 1}: longer than {LONGEST_LINE >> 20} MiB; not a text file"
+                f"{self.name}, line {self.taken + 1:,}: longer than {LONGEST_LINE >> 20} MiB; "
+                "not a text file"
             )
         text = np.empty(rest + self._block_bytes + 1, dtype=np.uint8)
         text[:rest] = self._text[self._begin :]
@@ -147,9 +158,7 @@ class LineStream:
             if rest and text[rest - 1] != NEWLINE:
                 text[rest] = NEWLINE
                 size += 1
-        self._newlines = np.concatenate(
-            (self._newlines - self._begin, find_newlines(text[:size], rest))
-        )
+        self._newlines = find_newlines(text[:size], rest)
         self._text, self._begin = text[:size], 0
 
     def _read_into(self, room: np.ndarray) -> int:
@@ -161,10 +170,8 @@ class LineStream:
                 if not got:
                     break
                 size += got
-        except (EOFError, OSError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
-            raise UserError(
-                f"{self.name}: broken after line {self.taken + len(self._newlines):,} ({error})"
-            ) from error
+        except BROKEN as error:
+            raise UserError(f"{self.name}: broken after line {self.taken:,} ({error})") from error
         return size
 
 
@@ -193,12 +200,16 @@ def open_file(file: File) -> Iterator[IO[bytes]]:
                     yield out
     except FileNotFoundError as error:
         raise UserError(f"{error.filename}: no such file") from error
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except BROKEN as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise  # not broken, but not ours to read
         raise UserError(f"{file}: the archive cannot be read ({error})") from error
 
 
 def _decompressed(handle: IO[bytes], name: str) -> IO[bytes]:
     if name.endswith(".gz"):
+        if not handle.peek(1):  # type: ignore[attr-defined]
+            raise EOFError("an empty file, not a compressed one")
         return gzip.GzipFile(fileobj=handle, mode="rb")  # type: ignore[return-value]
     return handle
 
@@ -213,7 +224,7 @@ def _find(
     name: Callable[[Entry], str],
     link: Callable[[Entry], bool],
 ) -> Entry:
-    """The wanted member. On the way to it, anything that has no place in a data archive is refused."""
+    """The wanted member. On the way to it, what has no place in a data archive is refused."""
     assert file.member is not None
     wanted = file.member.removeprefix("./")
     for entry in entries:
@@ -241,12 +252,12 @@ def _read_text(source: Source, block_bytes: int, complain: Complaint) -> Iterato
     with open_file(source.files[0]) as a, open_file(source.files[1]) as b:
         first = LineStream(a, str(source.files[0]), block_bytes)
         second = LineStream(b, str(source.files[1]), block_bytes)
-        while left := first.next_block():
-            right = second.take(len(left))
-            if len(right) < len(left):
-                raise _misaligned(second, first)
-            yield left, right
-        if len(second.take(1)):
+        # As many as both have: a side with much longer lines costs no more memory.
+        while count := min(first.ready(), second.ready()):
+            yield first.take(count), second.take(count)
+        if first.ready():
+            raise _misaligned(second, first)
+        if second.ready():
             raise _misaligned(first, second)
 
 
@@ -265,12 +276,13 @@ def _read_sgm(source: Source, block_bytes: int, complain: Complaint) -> Iterator
             text = handle.read()
         segments = [
             html.unescape(s.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-            for s in re.findall(rb"<seg[^>]*>(.*?)</seg>", text, re.DOTALL | re.IGNORECASE)
+            for s in re.findall(rb"<seg\b[^>]*>(.*?)</seg\s*>", text, re.DOTALL | re.IGNORECASE)
         ]
-        opened = len(re.findall(rb"<seg[\s>]", text, re.IGNORECASE))
-        if not segments or opened != len(segments):
-            raise UserError(f"{file}: {opened} segments are opened but {len(segments)} closed")
-        sides.append([b" ".join(s.split(b"\n")) for s in segments])
+        opened = len(re.findall(rb"<seg\b", text, re.IGNORECASE))
+        closed = len(re.findall(rb"</seg\b", text, re.IGNORECASE))
+        if not segments or not opened == closed == len(segments):
+            raise UserError(f"{file}: {opened} segments are opened and {closed} closed")
+        sides.append([re.sub(rb"[ \t\r]*\n[ \t\r]*", b" ", s) for s in segments])
     if len({len(side) for side in sides}) > 1:
         counts = " and ".join(f"{len(s)} in {f}" for s, f in zip(sides, source.files, strict=True))
         raise UserError(f"{source.name}: the sides are not aligned: {counts}")
@@ -281,9 +293,17 @@ def _read_tsv(source: Source, block_bytes: int, complain: Complaint) -> Iterator
     """One file with a column a side. There is no quoting: a quote character is text."""
     with open_file(source.files[0]) as handle:
         stream = LineStream(handle, str(source.files[0]), block_bytes)
+        found = 0
         while lines := stream.next_block():
-            rows = list(_rows(lines, stream, complain, at_least=max(source.columns) + 1))
-            yield tuple(Lines.of([row[c] for row in rows]) for c in source.columns)
+            rows = _rows(lines, stream, complain, at_least=max(source.columns) + 1)
+            pairs = list(islice(rows, _left(source, found)))
+            found += len(pairs)
+            yield tuple(Lines.of([row[c] for row in pairs]) for c in source.columns)
+
+
+def _left(source: Source, found: int) -> int | None:
+    """How many pairs are still wanted. Behind them no row is looked at, let alone complained of."""
+    return None if source.end is None else max(source.end - found, 0)
 
 
 def _rows(
@@ -305,20 +325,20 @@ def _read_ted(source: Source, block_bytes: int, complain: Complaint) -> Iterator
     """
     with open_file(source.files[0]) as handle:
         stream = LineStream(handle, str(source.files[0]), block_bytes)
-        head = stream.take(1)
-        names = head.line(0).decode("utf-8", "replace").split("\t") if len(head) else []
+        head = stream.take(1).line(0) if stream.ready() else b""
+        names = head.decode("utf-8", "replace").rstrip("\r").split("\t")
         absent = [x for x in (*source.languages, *source.required) if x not in names]
         if absent:
             raise UserError(f"{stream.name}, line 1: no column for {', '.join(absent)}")
         columns = [names.index(language) for language in source.languages]
         needed = [*columns, *(names.index(language) for language in source.required)]
+        found = 0
         while lines := stream.next_block():
-            sides: list[list[bytes]] = [[] for _ in columns]
-            for row in _rows(lines, stream, complain, len(names), len(names)):
-                if all(row[c].strip() not in TED_MISSING for c in needed):
-                    for side, column in zip(sides, columns, strict=True):
-                        side.append(row[column])
-            yield tuple(Lines.of(side) for side in sides)
+            rows = _rows(lines, stream, complain, len(names), len(names))
+            whole = (r for r in rows if all(r[c].strip() not in TED_MISSING for c in needed))
+            pairs = list(islice(whole, _left(source, found)))
+            found += len(pairs)
+            yield tuple(Lines.of([row[c] for row in pairs]) for c in columns)
 
 
 _FORMATS = {"text": _read_text, "sgm": _read_sgm, "tsv": _read_tsv, "ted": _read_ted}

@@ -9,19 +9,12 @@ import contextlib
 import hashlib
 import io
 import json
-import multiprocessing
 import os
 import re
-import signal
-import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -291,7 +284,7 @@ class Subwords:
 
     def encode_flat(self, lines: Sequence[str], language: str) -> Encoded:
         """The ids of all lines, one after the other, and the length of each line."""
-        return self._encode([line.encode() for line in lines], language)
+        return self.encode_bytes([line.encode() for line in lines], language)
 
     def encode(self, lines: Sequence[str], language: str) -> list[np.ndarray]:
         """The ids of each line, without specials."""
@@ -307,7 +300,8 @@ class Subwords:
         """What decoding gives back of `line`, where the model knows all its characters."""
         return self._model(language)[0].normalise(line)
 
-    def _encode(self, lines: list[bytes], language: str) -> Encoded:
+    def encode_bytes(self, lines: list[bytes], language: str) -> Encoded:
+        """The same for lines in UTF-8."""
         model, table = self._model(language)
         ids, lengths = model.encode(lines)
         return table[ids], lengths
@@ -320,73 +314,24 @@ class Subwords:
             raise UserError(f"{self.path}: no subwords for {language!r}, only {known}") from None
 
 
-# --- encoding in processes ----------------------------------------------------------------------
-
-Block = tuple[Sequence[str], ...]  # one sequence of lines per side
-Packed = list[tuple[bytes, int]]  # per side: the lines joined by newlines, and how many they are
+# --- encoding many lines ------------------------------------------------------------------------
 
 
 def encode_blocks(
-    vocabulary: Path, blocks: Iterable[Block], languages: Sequence[str], processes: int
+    vocabulary: Path, blocks: Iterable[Sequence[bytes]], languages: Sequence[str], threads: int
 ) -> Iterator[tuple[Encoded, ...]]:
-    """Encode blocks of lines, one language per side, in worker processes; results in order."""
+    """Encode blocks of lines in threads; results in order, a bounded number of blocks under way.
+
+    A block is one text a side, its lines joined by newlines. SentencePiece lets go of the
+    interpreter's lock, so threads serve as well as processes; subword-nmt is Python and does not.
+    """
     subwords = Subwords.load(vocabulary)
-    packed = (_pack(block) for block in blocks)
-    if processes == 1:
-        for sides in packed:
-            yield _encode_packed(subwords, sides, languages)
-        return
-    # A fork inherits the loaded models; elsewhere (macOS) forking is not safe, and they are sent.
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    pool = ProcessPoolExecutor(processes, context, _start_worker, (subwords,))
-    try:
-        encode = partial(_encode_in_worker, languages=tuple(languages))
-        yield from ordered_map(pool, encode, packed, ahead=3 * processes)
-    except BrokenProcessPool as error:
-        raise UserError(
-            f"{vocabulary}: one of {processes} encoding processes was killed, probably for lack "
-            f"of memory: give the job more memory or fewer threads"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
 
+    def encode(block: Sequence[bytes]) -> tuple[Encoded, ...]:
+        return tuple(
+            subwords.encode_bytes(text.split(b"\n"), language)
+            for text, language in zip(block, languages, strict=True)
+        )
 
-def _pack(block: Block) -> Packed:
-    # One string per side is far cheaper to send than a list of lines.
-    return [("\n".join(lines).encode(), len(lines)) for lines in block]
-
-
-def _encode_packed(
-    subwords: Subwords, sides: Packed, languages: Sequence[str]
-) -> tuple[Encoded, ...]:
-    encoded = []
-    for (text, count), language in zip(sides, languages, strict=True):
-        lines = text.split(b"\n") if count else []
-        if len(lines) != count:
-            raise UserError(f"a line of the {language} text contains a newline")
-        encoded.append(subwords._encode(lines, language))
-    return tuple(encoded)
-
-
-_worker: Any = None  # the Subwords of this worker process
-
-
-def _start_worker(subwords: Subwords) -> None:
-    global _worker
-    _worker = subwords
-    # The parent alone answers to Ctrl-C, and can always end its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    """A parent killed with -9 cannot end its workers, which would wait for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _encode_in_worker(sides: Packed, languages: Sequence[str]) -> tuple[Encoded, ...]:
-    return _encode_packed(_worker, sides, languages)
+    with ThreadPoolExecutor(threads) as pool:
+        yield from ordered_map(pool, encode, blocks, ahead=2 * threads)

@@ -2,9 +2,33 @@
 
 
 localrules:
+    synthesise,
     describe_datasets,
     data_statistics,
     data_table,
+
+
+rule synthesise:
+    """Write the demo's invented languages."""
+    output:
+        texts=expand(
+            "resources/synthetic/{set}.{language}",
+            set=["train", "metadev", "dev", "test"],
+            language=["qat", "qas"],
+        ),
+        mono="resources/synthetic/mono.qas",
+        archive="resources/synthetic/talks.tar",
+    log:
+        "results/logs/synthesise.log",
+    resources:
+        mem_mb=500,
+        runtime="10m",
+    shell:
+        """
+        metabt synthesise \
+            --output resources/synthetic \
+            2>&1 | tee {log:q} >&2
+        """
 
 
 rule download:

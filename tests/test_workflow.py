@@ -1,0 +1,152 @@
+"""The data side end to end: invented text, and real text where a mirror of it is at hand."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from metabt.data.batches import BatchStream, Corpus
+from metabt.data.shards import Shard
+from metabt.data.subwords import UNK, Subwords
+
+ROOT = Path(__file__).parents[1]
+MIRROR = ROOT.parent / "shared" / "mirror"
+TED_MINI = MIRROR / "phontron.com" / "data" / "ted_talks_mini.tar.gz"
+needs_mirror = pytest.mark.skipif(
+    not MIRROR.is_dir(), reason="needs a mirror of Multi30k and TED beside the repository"
+)
+
+
+def snakemake(directory, config, *arguments, cores=2):
+    command = [sys.executable, "-m", "snakemake", "--directory", str(directory)]
+    command += ["--configfile", str(ROOT / "config" / config), "--cores", str(cores), *arguments]
+    environment = {**os.environ, "METABT_MIRROR": str(MIRROR), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def produced(directory):
+    """Every result that is not a log or a measurement of time."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted((directory / "results").rglob("*"))
+        if path.is_file() and not {"logs", "benchmarks"} & set(path.parts)
+    }
+
+
+def lines(path):
+    return Path(path).read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def check_pair(results, pair, sets):
+    """What must hold of any pair's data."""
+    corpus = results / pair / "corpus"
+    held_out = {
+        name: {s for side in ("source", "target") for s in lines(corpus / f"{name}.{side}")}
+        for name in ("test", "dev", "metadev")
+    }
+    assert not held_out["metadev"] & (held_out["test"] | held_out["dev"])
+    subwords = Subwords.load(results / pair / "vocab" / "vocab.json")
+    statistics = json.loads((corpus / "stats.json").read_text())
+    assert set(statistics) == set(sets)
+    for name, counts in statistics.items():
+        assert counts["read"] == sum(counts["dropped"].values()) + counts["kept"]
+        sides = ["target"] if name == "mono" else ["source", "target"]
+        texts = [lines(corpus / f"{name}.{side}") for side in sides]
+        assert {len(text) for text in texts} == {counts["clean"]}
+        if name not in held_out:
+            together = list(zip(*texts, strict=True))
+            assert len(set(together)) == len(together)
+            everything = set().union(*texts)
+            assert all(everything.isdisjoint(sentences) for sentences in held_out.values())
+        shard = Shard.open(results / pair / "shards" / f"{name}.shard")
+        assert len(shard) == counts["kept"]
+        check_shard(shard, texts, subwords)
+
+
+def check_shard(shard, texts, subwords):
+    """Ids say what the text says; batches can be drawn."""
+    if len(shard) == len(texts[0]):
+        for index in range(0, len(shard), max(1, len(shard) // 200)):
+            for side, language in enumerate(shard.sides):
+                ids = shard.sentence(side, index)
+                if UNK not in ids:  # a character that training never saw
+                    expected = subwords.normalise(texts[side][index], language)
+                    assert subwords.decode(ids) == expected
+    batch = next(BatchStream(Corpus([shard]), seed=1, sentences=64))
+    assert len(batch) == 64
+    assert max(int(ids.max()) for side in batch.sides for ids in side) < subwords.size
+
+
+def test_demo_from_nothing_twice_the_same(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    snakemake(one, "demo.yaml", "all", cores=2)
+    snakemake(two, "demo.yaml", "all", cores=1)
+    first, second = produced(one), produced(two)
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+    check_pair(one / "results", "qat-qas", ["test", "dev", "metadev", "parallel", "mono"])
+    multilingual = ["test", "dev", "metadev", "parallel", "related", "mono"]
+    check_pair(one / "results", "qas-qat", multilingual)
+    assert "Nothing to be done" in snakemake(one, "demo.yaml", "all")
+    check_what_a_config_edit_reruns(one, tmp_path)
+
+
+def check_what_a_config_edit_reruns(directory, tmp_path):
+    """A comment reruns nothing; a subword size reruns that setting's vocabulary and shards."""
+    text = (ROOT / "config" / "demo.yaml").read_text()
+    edited = tmp_path / "edited.yaml"
+    edited.write_text(text + "# one more comment\n")
+    assert "Nothing to be done" in snakemake(directory, edited, "-n", "all")
+    edited.write_text(text.replace("size: 600", "size: 500"))
+    plan = snakemake(directory, edited, "-n", "all", "--quiet", "progress")
+    assert "rule subwords" in plan
+    assert "results/qas-qat/vocab" not in plan
+    assert "rule clean_" not in plan
+
+
+@needs_mirror
+def test_multi30k_from_its_addresses_to_shards(tmp_path):
+    snakemake(tmp_path, "multi30k.yaml", "all")
+    results = tmp_path / "results"
+    check_pair(results, "en-de", ["test", "dev", "metadev", "parallel", "mono"])
+    statistics = json.loads((results / "en-de" / "corpus" / "stats.json").read_text())
+    read = {name: counts["read"] for name, counts in statistics.items()}
+    assert read == {
+        "test": 1000,
+        "dev": 1014,
+        "metadev": 1000,
+        "parallel": 10_000,
+        "mono": 5 * 29_000 + 18_000,
+    }
+    assert (tmp_path / "resources" / "downloads" / "raw.githubusercontent.com").is_dir()
+    # Another number of threads, the same bytes.
+    before = produced(tmp_path)
+    snakemake(tmp_path, "multi30k.yaml", "all", "--forceall", cores=1)
+    assert produced(tmp_path) == before
+
+
+@needs_mirror
+def test_ted_layout_archive_to_shards(tmp_path):
+    snakemake(tmp_path, "ted-small.yaml", "--config", f"ted_archive={TED_MINI}", "--", "all")
+    results = tmp_path / "results"
+    for pair, train, dev, test in (("az-en", 5946, 671, 903), ("gl-en", 10_017, 682, 1007)):
+        sets = ["test", "dev", "metadev", "parallel", "related", "mono"]
+        check_pair(results, pair, sets)
+        statistics = json.loads((results / pair / "corpus" / "stats.json").read_text())
+        read = {name: counts["read"] for name, counts in statistics.items()}
+        assert read["parallel"] + read["metadev"] == train
+        assert (read["dev"], read["test"]) == (dev, test)
+        # One id space: az and tr (gl and pt) share pieces, English has its own model.
+        shards = {name: Shard.open(results / pair / "shards" / f"{name}.shard") for name in sets}
+        used = [set(np.unique(shards[name].ids[0]).tolist()) for name in ("parallel", "related")]
+        assert len(used[0] & used[1]) > 200
+        assert shards["parallel"].header["vocabulary"] == shards["mono"].header["vocabulary"]
+        Corpus([shards["parallel"], shards["related"]])
