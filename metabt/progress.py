@@ -26,7 +26,6 @@ class Progress:
                 unit=unit if size else f" {unit}",
                 unit_scale=True,
                 unit_divisor=1024 if size else 1000,
-                leave=False,
             )
 
     def add(self, count: int) -> None:
@@ -39,12 +38,15 @@ class Progress:
 
     def _line(self) -> str:
         rate = (self.done - self._at_start) / max(time.monotonic() - self._began, 1e-9)
-        text = f"{self.what}: {self.done:,}"
+        text = f"{self.what}: {self._amount(self.done)}"
         if self.total:
-            text += f" of {self.total:,} {self.unit} ({self.done / self.total:.0%})"
-            left = (self.total - self.done) / max(rate, 1e-9)
-            return f"{text}, {rate:,.0f}/s, {left / 60:.1f} min left"
-        return f"{text} {self.unit}, {rate:,.0f}/s"
+            minutes = (self.total - self.done) / max(rate, 1e-9) / 60
+            text += f" of {self._amount(self.total)} ({self.done / self.total:.0%})"
+            return f"{text}, {self._amount(rate)}/s, {minutes:.1f} min left"
+        return f"{text}, {self._amount(rate)}/s"
+
+    def _amount(self, count: float) -> str:
+        return f"{count / 1e6:,.1f} MB" if self.unit == "B" else f"{count:,.0f} {self.unit}"
 
     def __enter__(self) -> "Progress":
         return self

@@ -232,6 +232,8 @@ def test_a_source_that_changes_between_the_passes_is_refused(
         return real(*values)
 
     monkeypatch.setattr(deduplicate.FirstOccurrences, "bitmap", bitmap)
+    if change in ("longer", "shorter"):  # seen even where a file's times tell nothing
+        monkeypatch.setattr(clean, "_state", lambda _: [])
     because = "no such file" if change == "gone" else "set: changed while it was read"
     with pytest.raises(UserError, match=because):
         clean_training([source], [tmp_path / "out" / "text"], NOTHING_HELD_OUT)

@@ -479,7 +479,7 @@ def test_progress(
     server.faults["/a/file.bin"] = [Fault(pace=0.02), Fault(pace=0.02), Fault(pace=0.02)]
     fetch(resource, tmp_path / "fast")
     assert capfd.readouterr() == ("", "")
-    monkeypatch.setattr(module, "LOG_INTERVAL", 0.2)
+    monkeypatch.setattr("metabt.progress.SECONDS_BETWEEN_LINES", 0.2)
     fetch(resource, tmp_path / "slow")
     out, err = capfd.readouterr()
     assert out == ""
@@ -494,4 +494,4 @@ def test_progress(
         assert process.communicate(timeout=15)[0] == ""
     shown = os.read(terminal, 100_000).decode()
     os.close(terminal)
-    assert "\rfile.bin: 100%" in shown
+    assert "file.bin: 100%" in shown

@@ -71,6 +71,15 @@ def test_verdicts_are_those_of_pythons_decoder(raw: list[bytes]) -> None:
             assert tuple(map(int, keys[i])) == mmh3.hash64(line, 0, True, signed=False)
 
 
+@settings(max_examples=200, deadline=None)
+@given(text_bytes, text_bytes, st.sampled_from([b"\x80", b"\xa8", b"\xbf\xbf\xbf", b"\n"]))
+def test_verdicts_end_where_the_line_ends(before: bytes, line: bytes, after: bytes) -> None:
+    starts, ends = np.array([len(before)]), np.array([len(before) + len(line)])
+    verdicts, keys = np.empty(1, dtype=np.uint8), np.empty((1, 2), dtype=np.uint64)
+    kernels.judge_lines(array(before + line + after), starts, ends, verdicts, keys)
+    assert verdicts.tolist() == [verdict(line)]
+
+
 def test_verdict_on_every_character_and_every_short_sequence() -> None:
     raw = [
         *(chr(c).encode("utf-8", "surrogatepass") for c in range(0x110000) if c != 10),
@@ -146,6 +155,14 @@ def test_copy_lines(raw: list[tuple[bytes, bool]], first: int, strip: bool) -> N
     assert (out[size:] == 0xEE).all()
 
 
+def test_copy_lines_that_are_not_separated_by_newlines() -> None:
+    out = np.empty(6, dtype=np.uint8)
+    starts, ends = np.array([0, 2, 4]), np.array([1, 3, 5])
+    bitmap = np.array([0b111], dtype=np.uint8)
+    assert kernels.copy_lines(array(b"a\tb c\n"), starts, ends, bitmap, 0, out) == 6
+    assert out.tobytes() == b"a\nb\nc\n"
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2**64 - 1)), max_size=60))
 def test_partition_keeps_fine_lines_in_order_within_their_group(raw: list[tuple[int, int]]) -> None:
@@ -216,6 +233,19 @@ def test_set_bits(indices: list[int]) -> None:
     bitmap = np.zeros(13, dtype=np.uint8)
     kernels.set_bits(bitmap, np.array(indices, dtype=np.uint64))
     assert np.flatnonzero(np.unpackbits(bitmap, bitorder="little")).tolist() == sorted({*indices})
+
+
+def test_every_word_of_both_keys_counts_in_both_words_of_the_pair() -> None:
+    fine = np.zeros(1, dtype=np.uint8)
+    seen = []
+    for place in (None, 0, 1, 2, 3):
+        words = np.array([11, 22, 33, 44], dtype=np.uint64)
+        if place is not None:
+            words[place] += np.uint64(1)
+        pair = words[None, :2].copy()
+        kernels.combine_pairs(fine.copy(), pair, fine, words[None, 2:].copy())
+        seen.append(pair[0])
+    assert all(len(set(half.tolist())) == 5 for half in np.array(seen).T)
 
 
 def test_combine_pairs() -> None:

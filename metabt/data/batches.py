@@ -1,7 +1,7 @@
 """An endless, seeded stream of batches that every machine cuts in the same way.
 
-Sentences come in a pseudo-random order, a new one each epoch, and are taken in windows of several
-batches. A window is sorted by length, cut into batches and the batches are shuffled, so that a batch
+Sentences come in a pseudo-random order, a new one each epoch, and are taken in windows of many
+batches. A window is sorted by length and cut into batches, which are then shuffled, so that a batch
 has little padding. A batch is a function of (seed, number of the window, number in the window): a
 restart goes on at the exact sentence, and ranks split one and the same global batch between them.
 """

@@ -19,38 +19,21 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-import requests
-import urllib3
-from tqdm import tqdm
-
+from metabt.data.transport import NotHereError, Stream, TransientError, open_place
 from metabt.errors import UserError
 from metabt.files import read_json, sync_directory, write_json
+from metabt.progress import Progress
 
-PIECE = 1 << 20
 RECORD = ".verified.json"
 LONGEST_WAIT = 120.0  # seconds between two attempts, whatever the server asks for
-LOG_INTERVAL = 30.0  # seconds between two lines of progress in a log file
 CHECKSUM = re.compile(r"(?i)sha256:[0-9a-f]{64}|sha1:[0-9a-f]{40}|md5:[0-9a-f]{32}")
 HTML_START = re.compile(rb"(?i)[\s\xef\xbb\xbf]*<(?:!doctype\s+html|html)\b")
-
-
-class _NotHereError(Exception):
-    """This place does not have the file: go on to the next one."""
-
-
-class _TransientError(Exception):
-    """This place may give the file if asked again; with `restart`, from its first byte on."""
-
-    def __init__(self, reason: str, wait: float = 0.0, restart: bool = False) -> None:
-        super().__init__(reason)
-        self.wait, self.restart = wait, restart
 
 
 @dataclass(frozen=True)
@@ -80,36 +63,8 @@ class Resource:
         return host + inside
 
 
-@dataclass(frozen=True)
-class _Stream:
-    """A file being read at some place from byte `start` on; `read` gives b"" at its end."""
-
-    start: int
-    total: int | None
-    validator: str | None  # is another one when the file has changed
-    html: bool
-    read: Callable[[], bytes]
-
-
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-class _LogLines:
-    """A stream that makes each state of a progress bar a line of its own."""
-
-    def write(self, text: str) -> None:
-        if text.strip():
-            _say(text.strip())
-
-
-def _progress(name: str, start: int, total: int | None) -> "tqdm[Any]":
-    """A bar on a terminal; elsewhere a line now and then."""
-    units: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024, "miniters": 1}
-    if not sys.stderr.isatty():
-        units |= {"file": _LogLines(), "ncols": 0, "leave": False}
-        units |= {"mininterval": LOG_INTERVAL, "delay": LOG_INTERVAL}
-    return tqdm(desc=name, initial=start, total=total, **units)
 
 
 def _new_hash(like: str | None) -> Any:
@@ -154,7 +109,7 @@ class _Part:
         self.size, self.head, self.source, self.validator = 0, b"", None, None
         self.digest = _new_hash(self.digest.name)
 
-    def begin(self, place: str, stream: _Stream) -> None:
+    def begin(self, place: str, stream: Stream) -> None:
         """Note where the bytes come from, before the first of them is written."""
         if stream.start == 0:
             self.discard()
@@ -163,7 +118,7 @@ class _Part:
             self.source = self.validator = None  # they come from several places
         write_json(self.note, {"url": self.source, "validator": self.validator})
 
-    def append(self, stream: _Stream, limit: float, seen: Callable[[int], Any]) -> None:
+    def append(self, stream: Stream, limit: float, seen: Callable[[int], Any]) -> None:
         """Write the stream piece by piece; no further when it cannot be the file that we want."""
         with self.path.open("ab") as handle:
             while self.size <= limit and not self.is_web_page() and (data := stream.read()):
@@ -176,86 +131,6 @@ class _Part:
 
     def is_web_page(self) -> bool:
         return not self.may_be_html and HTML_START.match(self.head) is not None
-
-
-def _retry_after(value: str) -> float:
-    """Seconds to wait, from either form of the header: a number or a date."""
-    try:
-        at = None if value.isdigit() else parsedate_to_datetime(value).timestamp()
-    except ValueError:
-        return 0.0
-    return float(value) if at is None else at - time.time()
-
-
-def _extent(response: requests.Response, offset: int) -> tuple[int, int | None]:
-    """Where in the file the body of the answer starts, and how long the whole file is."""
-    status, headers = response.status_code, response.headers
-    if status in (408, 425, 429) or status >= 500:
-        raise _TransientError(f"HTTP {status}", wait=_retry_after(headers.get("Retry-After", "0")))
-    if status == 200:
-        length = headers.get("Content-Length", "")
-        return 0, int(length) if length.isdigit() else None
-    if status not in (206, 416):
-        raise _NotHereError(f"HTTP {status} {response.reason}")
-    given = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", headers.get("Content-Range", ""))
-    total = int(given[2]) if given and given[2] != "*" else None
-    # 416 is how a server says that nothing comes after the bytes that we have.
-    start = given[1] if given and status == 206 else total
-    if start is None or int(start) != offset:
-        raise _TransientError(f"HTTP {status} with a range that was not asked for", restart=True)
-    return offset, total
-
-
-@contextmanager
-def _open_http(url: str, offset: int, validator: str | None, timeout: float) -> Iterator[_Stream]:
-    headers = {"Accept-Encoding": "identity"}
-    if offset:
-        headers |= {"Range": f"bytes={offset}-"} | ({"If-Range": validator} if validator else {})
-    try:
-        response = requests.get(url, headers=headers, stream=True, timeout=timeout)
-    except (requests.ConnectionError, requests.Timeout) as error:
-        raise _TransientError(f"no answer ({error})") from error
-    except (requests.RequestException, ValueError) as error:
-        raise _NotHereError(str(error)) from error
-
-    def read() -> bytes:
-        if response.status_code == 416:
-            return b""
-        try:  # `iter_content` would undo a Content-Encoding, and lose the piece that a cut falls in
-            return response.raw.read1(PIECE, decode_content=False)
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise _TransientError(f"cut off ({error})") from error
-
-    with response:
-        start, total = _extent(response, offset)
-        etag = response.headers.get("ETag", "W/")  # a weak one says nothing about bytes
-        current = response.headers.get("Last-Modified") if etag.startswith("W/") else etag
-        if start and validator and current not in (None, validator):
-            raise _TransientError("the file has changed", restart=True)
-        html = response.headers.get("Content-Type", "").lower().startswith("text/html")
-        yield _Stream(start, total, current, html and response.ok, read)
-
-
-@contextmanager
-def _open_local(path: Path, offset: int, validator: str | None) -> Iterator[_Stream]:
-    try:
-        handle = path.open("rb")
-    except OSError as error:
-        raise _NotHereError(error.strerror or str(error)) from error
-    with handle:
-        status = os.fstat(handle.fileno())
-        current = f"{status.st_size}-{status.st_mtime_ns}"
-        start = offset if offset <= status.st_size and validator in (None, current) else 0
-        handle.seek(start)
-        yield _Stream(start, status.st_size, current, False, lambda: handle.read(PIECE))
-
-
-def _open(
-    place: str, offset: int, validator: str | None, timeout: float
-) -> AbstractContextManager[_Stream]:
-    if place.startswith("file://"):
-        return _open_local(Path(unquote(urlsplit(place).path)), offset, validator)
-    return _open_http(place, offset, validator, timeout)
 
 
 class _Fetch:
@@ -272,7 +147,7 @@ class _Fetch:
         for place in places:
             try:
                 return self.fetch_from(place)
-            except _NotHereError as reason:
+            except NotHereError as reason:
                 failures.append(f"{place}: {reason}")
                 _say(failures[-1])
         if not self.part.size:
@@ -295,11 +170,11 @@ class _Fetch:
                     return self.install()
                 part.discard()
                 if not inherited:
-                    raise _NotHereError(problem)
+                    raise NotHereError(problem)
                 # The bytes that were here before may be at fault: give this place a fresh start.
                 inherited, longest = False, 0
                 _say(f"{place}: {problem}; starting again from byte 0")
-            except _TransientError as error:
+            except TransientError as error:
                 if error.restart:
                     part.discard()
                 # Only bytes never reached before are progress: a server that cannot resume and
@@ -307,7 +182,7 @@ class _Fetch:
                 failures = 0 if part.size > longest else failures + 1
                 longest = max(longest, part.size)
                 if failures >= self.attempts:
-                    raise _NotHereError(f"{error} ({failures} times without progress)") from error
+                    raise NotHereError(f"{error} ({failures} times without progress)") from error
                 pause = self.backoff * 2 ** max(0, failures - 1) * random.uniform(0.5, 1.5)
                 pause = min(LONGEST_WAIT, max(pause, error.wait))
                 _say(f"{place}: {error}; going on from byte {part.size} in {pause:.1f} s")
@@ -322,11 +197,13 @@ class _Fetch:
             part.discard()
         if self.expected and part.size and part.size == size:
             return
-        with _open(place, part.size, part.validator if trusted else None, self.timeout) as stream:
+        with open_place(
+            place, part.size, part.validator if trusted else None, self.timeout
+        ) as stream:
             if stream.html and not part.may_be_html:
-                raise _NotHereError("gives a web page instead of the file")
+                raise NotHereError("gives a web page instead of the file")
             if size is not None and stream.total not in (None, size):
-                raise _NotHereError(f"has a file of {stream.total} bytes where {size} are expected")
+                raise NotHereError(f"has a file of {stream.total} bytes where {size} are expected")
             total = size if size is not None else stream.total
             part.begin(place, stream)
             free = shutil.disk_usage(self.dest.parent).free
@@ -334,10 +211,10 @@ class _Fetch:
                 raise UserError(
                     f"{self.dest}: {total - part.size} bytes to come, {free} bytes free"
                 )
-            with _progress(self.dest.name, part.size, total) as progress:
-                part.append(stream, math.inf if size is None else size, progress.update)
+            with Progress(self.dest.name, total, "B", part.size) as progress:
+                part.append(stream, math.inf if size is None else size, progress.add)
         if total is not None and part.size < total and not part.is_web_page():
-            raise _TransientError(f"cut off after {part.size} of {total} bytes")
+            raise TransientError(f"cut off after {part.size} of {total} bytes")
 
     def problem(self) -> str | None:
         """Why the part, though complete, is not the file that we want."""

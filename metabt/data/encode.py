@@ -24,14 +24,22 @@ def _text(paths: Sequence[Path]) -> Source:
     return Source(", ".join(map(str, paths)), "text", tuple(File(str(path)) for path in paths))
 
 
-def sample_lines(paths: Sequence[Path], count: int, seed: int) -> Iterator[str]:
-    """At most `count` lines of some clean files, drawn without replacement, in their order."""
-    sizes = [sum(len(block[0]) for block in read(_text([path]))) for path in paths]
-    total = sum(sizes)
+def sample_lines(paths: Sequence[Path], count: int, seed: int) -> list[str]:
+    """At most `count` lines of some clean files, drawn without replacement, in their order.
+
+    Each different line once: the sides of several corpora overlap, and SentencePiece's time is
+    quadratic in the length of what is repeated.
+    """
+    total = sum(len(block[0]) for path in paths for block in read(_text([path])))
     if total <= count:
         chosen = np.arange(total)
     else:
         chosen = np.sort(permute(np.arange(count), total, seed))
+    return list(dict.fromkeys(_lines_at(paths, chosen)))
+
+
+def _lines_at(paths: Sequence[Path], chosen: np.ndarray) -> Iterator[str]:
+    """The lines at some positions, ascending, of files that are read one after the other."""
     position = 0
     for path in paths:
         for (lines,) in read(_text([path])):

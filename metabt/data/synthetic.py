@@ -5,7 +5,7 @@ S (qas)  dog-PL house red-ACC see-PAST    subject object verb, adjectives after,
 S' (qar) S after regular sound changes, with a share of words of its own: a relative, as Portuguese
          is of Galician
 
-One tree of concepts is drawn and spoken in each language, so that the three are translations of each
+One tree of concepts is drawn and said in each language, so that the three are translations of each
 other. All words are made of syllables; everything follows from the seed.
 """
 

@@ -1,5 +1,6 @@
 """The checked config, and the functions by which rules ask it."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -102,16 +103,14 @@ def located(pair):
 def datasets_of(wildcards):
     """What a pair's text is made of, as `metabt clean` reads it."""
     pair = EXPERIMENT.pairs[wildcards.pair]
-    return {
-        "pair": wildcards.pair,
-        "roles": {
-            role: {
-                "languages": pair.sides(role),
-                "sources": [entry.source.to_json() for entry in entries],
-            }
-            for role, entries in located(wildcards.pair).items()
-        },
+    roles = {
+        role: {
+            "languages": pair.sides(role),
+            "sources": [entry.source.to_json() for entry in entries],
+        }
+        for role, entries in located(wildcards.pair).items()
     }
+    return json.dumps({"pair": wildcards.pair, "roles": roles}, indent=1)
 
 
 def files_of(pair, roles):

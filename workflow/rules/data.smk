@@ -63,10 +63,10 @@ rule describe_datasets:
         "results/logs/{pair}/describe_datasets.log",
     params:
         datasets=datasets_of,
-    run:
-        from metabt.files import write_json
-
-        write_json(Path(output[0]), params.datasets)
+    shell:
+        """
+        printf '%s\\n' {params.datasets:q} > {output:q}
+        """
 
 
 rule hold_out:
