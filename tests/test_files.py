@@ -183,7 +183,7 @@ def test_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("total", "told"),
-    [(8, r"judge: 6 of 8 lines \(75%\), .* min left"), (None, "judge: 6 lines, ")],
+    [(8, r"judge: 6\b.* of 8 lines \(75%\), .* min left"), (None, "judge: 6 lines, ")],
 )
 def test_progress_in_a_log_file(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, total: int | None, told: str
