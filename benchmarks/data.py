@@ -1,6 +1,6 @@
 """How fast the data side is, beside its peers, in one run on one machine.
 
-    python benchmarks/data.py [--lines 5000000] [--encode-lines 500000] [--repeats 3]
+    python benchmarks/data.py [--lines 5000000] [--encode-lines 2000000] [--repeats 3]
 
 Deduplication (the whole `metabt clean` command: start-up, validation, order kept, fsync) against
 GNU `sort -u` and a Python dictionary; the encode+filter+write pass against SentencePiece's
@@ -169,7 +169,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--lines", type=int, default=5_000_000)
-    parser.add_argument("--encode-lines", type=int, default=500_000)
+    parser.add_argument("--encode-lines", type=int, default=2_000_000)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="metabt-bench-") as name:

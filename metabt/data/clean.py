@@ -42,7 +42,7 @@ class Limits:
         self.threads = max(threads, 1)
         self.ahead = self.threads + 1
         room = (memory_mb - SMALLEST_MEMORY_MB // 2) << 20
-        self.block_bytes = min(max(room // (self.ahead * BLOCKS_IN_MEMORY * 4), 1 << 18), 8 << 20)
+        self.block_bytes = min(max(room // (self.ahead * BLOCKS_IN_MEMORY * 4), 1 << 18), 2 << 20)
 
 
 def clean_training(
@@ -56,7 +56,11 @@ def clean_training(
     limits = Limits(threads, memory_mb)
     outputs[0].parent.mkdir(parents=True, exist_ok=True)
     first_occurrences = FirstOccurrences(outputs[0].parent)
-    with ThreadPoolExecutor(limits.threads) as pool, ExitStack() as stack:
+    with (
+        ThreadPoolExecutor(limits.threads) as pool,
+        ThreadPoolExecutor(1) as writer,
+        ExitStack() as stack,
+    ):
         stack.callback(first_occurrences.close)
         states = [_state(source) for source in sources]
         counts = _judge(sources, held_out, limits, pool, first_occurrences)
@@ -65,9 +69,8 @@ def clean_training(
         handles = [stack.enter_context(atomic_write(path)) for path in outputs]
         bar = stack.enter_context(Progress("write", total, "lines"))
         blocks = _numbered(_read_again(sources, limits, counts))
-        for sides, lines in ordered_map(pool, lambda b: _kept(b, bitmap), blocks, limits.ahead):
-            for handle, text in zip(handles, sides, strict=True):
-                handle.write(text)
+        kept_blocks = ordered_map(pool, lambda b: _kept(b, bitmap), blocks, limits.ahead)
+        for lines in ordered_map(writer, lambda b: _write(b, handles), kept_blocks, ahead=2):
             bar.add(lines)
         _refuse_changed(sources, states)
         _flush(handles)
@@ -180,6 +183,14 @@ def _kept(numbered: tuple[Block, int], bitmap: np.ndarray) -> tuple[list[memoryv
         size = kernels.copy_lines(lines.text, lines.starts, lines.ends, bitmap, first, out)
         sides.append(memoryview(out)[:size])
     return sides, len(block[0])
+
+
+def _write(block: tuple[list[memoryview], int], handles: Sequence[IO[bytes]]) -> int:
+    """Write the sides of a block; returns how many lines were read for it."""
+    sides, lines = block
+    for handle, text in zip(handles, sides, strict=True):
+        handle.write(text)
+    return lines
 
 
 def _statistics(

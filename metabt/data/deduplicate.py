@@ -22,6 +22,7 @@ GROUPS = 1 << BITS
 RECORD_BYTES = 24  # key, key, index of the line
 TABLE_SLOTS = 1 << 14  # to begin with; a table grows with its group's distinct keys
 RECORDS_AT_ONCE = 1 << 17
+BLOCKS_TOGETHER = 8  # are written at once, for the sake of fewer and larger writes
 
 
 class FirstOccurrences:
@@ -31,20 +32,31 @@ class FirstOccurrences:
         self._scratch = scratch
         # Files without a name: they are gone when the process is, even after kill -9.
         self._groups = [tempfile.TemporaryFile(dir=scratch, buffering=0) for _ in range(GROUPS)]
+        self._waiting: list[tuple[np.ndarray, list[int]]] = []
 
     def add(self, records: np.ndarray, bounds: np.ndarray) -> None:
         """Records as grouped by `kernels.partition`; blocks come in the order of the corpus."""
+        self._waiting.append((records, bounds.tolist()))
+        if len(self._waiting) == BLOCKS_TOGETHER:
+            self._write()
+
+    def _write(self) -> None:
         for group, handle in enumerate(self._groups):
-            part = records[bounds[group] : bounds[group + 1]]
+            parts = [
+                memoryview(records[bounds[group] : bounds[group + 1]]).cast("B")
+                for records, bounds in self._waiting
+                if bounds[group] < bounds[group + 1]
+            ]
             try:
-                if len(part):
-                    _write_all(handle.fileno(), part)
+                _write_all(handle.fileno(), parts)
             except OSError as error:
                 error.filename = str(self._scratch)  # a full disk: say where
                 raise
+        self._waiting.clear()
 
     def bitmap(self, lines: int, pool: ThreadPoolExecutor, ahead: int) -> tuple[np.ndarray, int]:
         """One bit for each of the corpus's lines (set: keep it), and how many are set."""
+        self._write()
         bits = np.zeros((lines + 7) // 8, dtype=np.uint8)
         count = 0
         for kept in ordered_map(pool, _first_of_group, self._groups, ahead):
@@ -58,10 +70,13 @@ class FirstOccurrences:
             handle.close()
 
 
-def _write_all(descriptor: int, records: np.ndarray) -> None:
-    view = memoryview(np.ascontiguousarray(records)).cast("B")
-    while view:
-        view = view[os.write(descriptor, view) :]
+def _write_all(descriptor: int, parts: list[memoryview]) -> None:
+    while parts:
+        written = os.writev(descriptor, parts)
+        while parts and written >= len(parts[0]):
+            written -= len(parts.pop(0))
+        if parts:
+            parts[0] = parts[0][written:]
 
 
 def _records(handle: FileIO) -> Iterator[np.ndarray]:

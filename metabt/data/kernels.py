@@ -20,6 +20,7 @@ _SPACES = np.uint64(0x2020202020202020)
 _NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
 _ONES = np.uint64(0x0101010101010101)
 _ZERO = np.uint64(0)
+_ONE = np.uint64(1)
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -94,6 +95,14 @@ def murmur3_128(text, start, end):
     return h1, h2
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _first_marked(marks):
+    """Which byte of eight is the first to have its high bit set, where at least one has."""
+    marks >>= uint64(7)  # to the low bit of each byte
+    below = (marks & (~marks + _ONE)) - _ONE  # all bits below the first mark
+    return ((below & _ONES) * _ONES) >> uint64(56)  # the sum of eight bytes, each 0 or 1
+
+
 @njit(nogil=True, cache=True)
 def _verdict(text, start, end):
     """FINE, or the first thing wrong with the bytes of one line.
@@ -104,26 +113,24 @@ def _verdict(text, start, end):
     """
     if start == end:
         return EMPTY
-    at = start
-    while at < end:
-        if at + 8 <= end:
+    at, stop = uint64(start), uint64(end)
+    while at < stop:
+        if at + uint64(8) <= stop:
             # A byte below 0x20 borrows in the subtraction and so shows its high bit, as bytes from
             # 0x80 do anyway. Only the first such byte is certain; up to it all is well.
             word = _load64(text, at)
             odd = (word | (word - _SPACES)) & _HIGH_BITS
             if odd == _ZERO:
-                at += 8
+                at += uint64(8)
                 continue
-            while odd & uint64(0x80) == _ZERO:
-                odd >>= uint64(8)
-                at += 1
+            at += _first_marked(odd)
         byte = text[at]
         if byte < 0x80:
             if byte == 0:
                 return NUL
             if 0x0A <= byte <= 0x0D or 0x1C <= byte <= 0x1E:
                 return SEPARATOR
-            at += 1
+            at += _ONE
             continue
         low, high = 0x80, 0xBF
         if 0xC2 <= byte <= 0xDF:
@@ -142,16 +149,17 @@ def _verdict(text, start, end):
                 high = 0x8F
         else:
             return INVALID_UTF8
-        if at + more >= end or text[at + 1] < low or text[at + 1] > high:
+        second = at + _ONE
+        if at + uint64(more) >= stop or text[second] < low or text[second] > high:
             return INVALID_UTF8
-        for i in range(at + 2, at + more + 1):
-            if text[i] < 0x80 or text[i] > 0xBF:
+        for i in range(2, more + 1):
+            if text[at + uint64(i)] < 0x80 or text[at + uint64(i)] > 0xBF:
                 return INVALID_UTF8
-        if byte == 0xC2 and text[at + 1] == 0x85:
+        if byte == 0xC2 and text[second] == 0x85:
             return SEPARATOR
-        if byte == 0xE2 and text[at + 1] == 0x80 and 0xA8 <= text[at + 2] <= 0xA9:
+        if byte == 0xE2 and text[second] == 0x80 and 0xA8 <= text[second + _ONE] <= 0xA9:
             return SEPARATOR
-        at += more + 1
+        at += uint64(more + 1)
     return FINE
 
 
@@ -163,19 +171,24 @@ def find_newlines(text, begin):
         count += byte == 0x0A
     found = np.empty(count, dtype=np.int64)
     noted = 0
-    at = begin
-    while at < len(text):
-        if at + 8 <= len(text):
-            # The classic test for a zero byte, here for a byte equal to a newline.
-            word = _load64(text, at) ^ _NEWLINES
-            if ((word - _ONES) & ~word & _HIGH_BITS) == _ZERO:
-                at += 8
-                continue
-        for i in range(at, min(at + 8, len(text))):
-            if text[i] == 0x0A:
-                found[noted] = i
-                noted += 1
-        at += 8
+    at, stop = uint64(begin), uint64(len(text))
+    while at + uint64(8) <= stop:
+        # The classic test for a zero byte, here for a byte equal to a newline. Again only the first
+        # mark is certain.
+        word = _load64(text, at) ^ _NEWLINES
+        marks = (word - _ONES) & ~word & _HIGH_BITS
+        if marks == _ZERO:
+            at += uint64(8)
+            continue
+        at += _first_marked(marks)
+        found[noted] = at
+        noted += 1
+        at += _ONE
+    while at < stop:
+        if text[at] == 0x0A:
+            found[noted] = at
+            noted += 1
+        at += _ONE
     return found
 
 

@@ -142,9 +142,10 @@ class _SentencePieceModel:
         self.pieces = [self._model.id_to_piece(i) for i in range(self._model.get_piece_size())]
 
     def encode(self, lines: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        arrays = self._model.encode(lines, out_type="numpy", num_threads=1)
-        lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-        return np.frombuffer(b"".join(arrays), np.int32), lengths
+        # Lists of Python integers, and yet faster than an array for each line.
+        ids = self._model.encode(lines, out_type=int, num_threads=1)
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        return np.fromiter(chain.from_iterable(ids), np.int32, int(lengths.sum())), lengths
 
     def normalise(self, line: str) -> str:
         return _surface(self._model.normalize(line))
