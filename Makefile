@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help install demo test test-all check format bench clean
+.PHONY: help install demo test test-all check format bench pictures clean
 
 help:
 	@echo "make install   the environment, in .venv (the other targets call it)"
@@ -23,7 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: install
-	$(BIN)/snakemake --configfile config/demo.yaml --cores 2 --quiet all
+	$(BIN)/snakemake --configfile config/demo.yaml --cores 2 --quiet rules -- all
 	@cat results/tables/data.md
 
 test: install
@@ -38,7 +38,7 @@ check: install
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/mypy
 	$(BIN)/metabt config schema | diff - config/schema.json
-	@$(BIN)/snakemake --lint 2>&1 | $(BIN)/python tests/lint_text.py
+	@$(BIN)/snakemake --lint 2>&1 | $(BIN)/python .ci/judge_lint.py
 
 format: install
 	$(BIN)/ruff check --fix .
@@ -51,3 +51,7 @@ bench: install
 
 clean:
 	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache *.egg-info
+
+# Needs graphviz.
+pictures: install
+	$(BIN)/snakemake --rulegraph -n all 2>&1 | sed '/^Building/d' | dot -Grankdir=LR -Tsvg > docs/rules.svg

@@ -180,7 +180,7 @@ def main() -> None:
         print(f"{options.lines:,} lines, {megabytes:,.0f} MB, {os.cpu_count()} CPUs", flush=True)
         small = head(text, options.lines // 5, scratch / "fifth")
         metabt_clean(small, scratch)  # compile once
-        growth = {}
+        growth: dict[int, dict[str, float]] = {}
         for part, count in ((small, options.lines // 5), (text, options.lines)):
             peers = {
                 "GNU sort -u": partial(sort_unique, part, scratch),
@@ -188,10 +188,13 @@ def main() -> None:
                 "metabt clean": partial(metabt_clean, part, scratch),
             }
             medians = compare("Deduplication", peers, count, options.repeats)
-            growth[count] = medians["metabt clean"]
+            growth[count] = medians
             check_same(scratch)
-        fifth, whole = growth.values()
-        print(f"\nFive times the lines take {whole / fifth:.2f} times as long.")
+        (less, fifth), (more, whole) = growth.items()
+        print(f"\nFrom {less:,} to {more:,} lines, that is without start-up:\n")
+        for name in whole:
+            seconds = whole[name] - fifth[name]
+            print(f"- {name}: {seconds:.2f} s more, {(more - less) / seconds:,.0f} lines/s")
 
         sample = head(text, options.encode_lines, scratch / "sample")
         model, vocabulary = scratch / "joint.model", scratch / "vocab.json"

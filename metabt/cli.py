@@ -120,6 +120,8 @@ def _clean(options: argparse.Namespace) -> None:
         raise UserError(f"{options.datasets}: has no set '{options.role}'")
     names = ("source", "target")[-len(role["languages"]) :]
     outputs = [options.output / f"{options.role}.{name}" for name in names]
+    # The statistics come last, and go first: they never stand beside another run's text.
+    (options.output / f"{options.role}.json").unlink(missing_ok=True)
     statistics = clean_training(
         [Source.from_json(s) for s in role["sources"]],
         outputs,
@@ -127,10 +129,6 @@ def _clean(options: argparse.Namespace) -> None:
         threads=options.threads,
         memory_mb=options.memory_mb,
     )
-    if not statistics["kept"]:
-        for path in outputs:
-            path.unlink()
-        raise UserError(f"{options.datasets}: nothing is left of '{options.role}': {statistics}")
     write_json(options.output / f"{options.role}.json", statistics)
 
 

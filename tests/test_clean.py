@@ -136,6 +136,11 @@ def test_training_set_is_that_of_the_reference(
         put(folder / "held-out", sorted(held_out))
         outputs = [folder / "out" / f"text.{side}" for side in range(sides)]
         table = held_out_table([folder / "held-out"])
+        if not expected[0]:
+            with pytest.raises(UserError, match="none is left"):
+                clean_training(sources, outputs, table, threads)
+            assert list((folder / "out").iterdir()) == []
+            return
         statistics = clean_training(sources, outputs, table, threads)
         got = [path.read_bytes() for path in outputs]
         assert got == expected
@@ -379,7 +384,7 @@ def test_nothing_left_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture)
     path = datasets_json(tmp_path, mono=[source])
     out = tmp_path / "out"
     assert main(["clean", str(path), "mono", "--output", str(out)]) == 1
-    assert re.fullmatch(r"metabt: error: .*nothing is left of 'mono'.*\n", capsys.readouterr().err)
+    assert re.fullmatch(r"metabt: error: .*none is left\n", capsys.readouterr().err)
     assert list(out.iterdir()) == []
     assert main(["clean", str(path), "parallel", "--output", str(out)]) == 1
     assert "has no set 'parallel'" in capsys.readouterr().err

@@ -66,6 +66,9 @@ def clean_training(
         counts = _judge(sources, held_out, limits, pool, first_occurrences)
         total = sum(_lines(c) for c in counts)
         bitmap, kept = first_occurrences.bitmap(total, pool, limits.ahead)
+        if not kept:
+            names = ", ".join(source.name for source in sources)
+            raise UserError(f"{outputs[0]}: of {total:,} lines of {names} none is left")
         handles = [stack.enter_context(atomic_write(path)) for path in outputs]
         bar = stack.enter_context(Progress("write", total, "lines"))
         blocks = _numbered(_read_again(sources, limits, counts))
