@@ -233,41 +233,44 @@ def combine_pairs(verdicts, keys, other_verdicts, other_keys):
         keys[i, 1] = _mix(h2 ^ _rotate(h1, 17))
 
 
-@njit(nogil=True, cache=True)
-def insert(table, key0, key1):
-    """Put a key into an open-addressing table of (key, key) rows; False if it was there already.
+@njit(nogil=True, cache=True, inline="always")
+def _slot(table, key0, key1):
+    """Where a key is in an open-addressing table of (key, key) rows, or the free row for it.
 
-    The size of the table is a power of two. The row (0, 0) means free, so the key (0, 0), which the
-    hash gives to no line that anybody will meet, is stored as (0, 1).
+    The size of the table is a power of two; a free row is (0, 0).
     """
-    if key0 == _ZERO and key1 == _ZERO:
-        key1 = uint64(1)
     mask = uint64(len(table) - 1)
     slot = key1 & mask
     while True:
         row0, row1 = table[slot, 0], table[slot, 1]
-        if row0 == key0 and row1 == key1:
-            return False
-        if row0 == _ZERO and row1 == _ZERO:
-            table[slot, 0] = key0
-            table[slot, 1] = key1
-            return True
-        slot = (slot + uint64(1)) & mask
+        if (row0 == key0 and row1 == key1) or (row0 == _ZERO and row1 == _ZERO):
+            return slot
+        slot = (slot + _ONE) & mask
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _not_free(key0, key1):
+    """The key (0, 0), which the hash gives to no line that anybody will meet, becomes (0, 1)."""
+    return _ONE if key0 == _ZERO and key1 == _ZERO else key1
+
+
+@njit(nogil=True, cache=True)
+def insert(table, key0, key1):
+    """Put a key into a table; False if it was there already."""
+    key1 = _not_free(key0, key1)
+    slot = _slot(table, key0, key1)
+    if table[slot, 0] == key0 and table[slot, 1] == key1:
+        return False
+    table[slot, 0] = key0
+    table[slot, 1] = key1
+    return True
 
 
 @njit(nogil=True, cache=True)
 def contains(table, key0, key1):
-    if key0 == _ZERO and key1 == _ZERO:
-        key1 = uint64(1)
-    mask = uint64(len(table) - 1)
-    slot = key1 & mask
-    while True:
-        row0, row1 = table[slot, 0], table[slot, 1]
-        if row0 == key0 and row1 == key1:
-            return True
-        if row0 == _ZERO and row1 == _ZERO:
-            return False
-        slot = (slot + uint64(1)) & mask
+    key1 = _not_free(key0, key1)
+    slot = _slot(table, key0, key1)
+    return table[slot, 0] == key0 and table[slot, 1] == key1
 
 
 @njit(nogil=True, cache=True)

@@ -5,7 +5,6 @@ and nowhere else, whatever other separators a line contains. Archives are read a
 unpacked.
 """
 
-import gzip
 import html
 import lzma
 import re
@@ -18,9 +17,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO, NoReturn, TypeVar
+from typing import IO, Literal, NoReturn, TypeVar
 
 import numpy as np
+from isal import igzip
+from isal.igzip_lib import IsalError
 
 from metabt.data.kernels import find_newlines
 from metabt.data.sources import File, Source
@@ -34,7 +35,7 @@ BLOCK_BYTES = 16 << 20
 # What the libraries raise on damaged or unusual files: a zip may be encrypted, its names not UTF-8.
 BROKEN = (
     *(OSError, EOFError, RuntimeError, UnicodeDecodeError),
-    *(zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile),
+    *(IsalError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile),
 )
 TED_MISSING = (b"__NULL__", b"_ _ NULL _ _", b"")
 
@@ -191,7 +192,11 @@ def open_file(file: File) -> Iterator[IO[bytes]]:
                 with archive.open(info) as member, _decompressed(member, info.filename) as out:
                     yield out
         else:
-            with tarfile.open(file.path, "r:" if file.path.endswith(".tar") else "r|*") as archive_:
+            with (
+                Path(file.path).open("rb", buffering=1 << 20) as raw,
+                _decompressed(raw, file.path) as plain,
+                tarfile.open(fileobj=plain, mode=_tar_mode(file.path)) as archive_,
+            ):
                 entry = _find(archive_, file, lambda e: e.name, lambda e: e.issym() or e.islnk())
                 member_ = archive_.extractfile(entry)
                 if member_ is None:
@@ -207,11 +212,19 @@ def open_file(file: File) -> Iterator[IO[bytes]]:
 
 
 def _decompressed(handle: IO[bytes], name: str) -> IO[bytes]:
-    if name.endswith(".gz"):
+    if name.endswith((".gz", ".tgz")):
         if not handle.peek(1):  # type: ignore[attr-defined]
             raise EOFError("an empty file, not a compressed one")
-        return gzip.GzipFile(fileobj=handle, mode="rb")  # type: ignore[return-value]
+        # Three times as fast as Python's own.
+        return igzip.IGzipFile(fileobj=handle, mode="rb")  # type: ignore[return-value]
     return handle
+
+
+def _tar_mode(path: str) -> Literal["r:", "r|", "r|*"]:
+    """How to go through a tar archive: with seeking only where nothing is compressed."""
+    if path.endswith(".tar"):
+        return "r:"
+    return "r|" if path.endswith((".gz", ".tgz")) else "r|*"
 
 
 def _zip_link(info: zipfile.ZipInfo) -> bool:
