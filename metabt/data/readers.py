@@ -33,9 +33,10 @@ NEWLINE = 0x0A
 LONGEST_LINE = 64 << 20  # bytes; a longer "line" is not text
 BLOCK_BYTES = 16 << 20
 # What the libraries raise on damaged or unusual files: a zip may be encrypted, its names not UTF-8.
-BROKEN = (
+BROKEN: tuple[type[Exception], ...] = (
     *(OSError, EOFError, RuntimeError, UnicodeDecodeError),
-    *(IsalError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile),
+    *(zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile),
+    IsalError,  # type: ignore[assignment]  # its stub calls it an instance
 )
 TED_MISSING = (b"__NULL__", b"_ _ NULL _ _", b"")
 
