@@ -65,7 +65,7 @@ rule describe_datasets:
         datasets=datasets_of,
     shell:
         """
-        printf '%s\\n' {params.datasets:q} > {output:q}
+        printf '%s\\n' {params.datasets:q} >{output:q}
         """
 
 
