@@ -23,8 +23,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: install
-	$(BIN)/snakemake --configfile config/demo.yaml --cores 2 --quiet rules -- all
-	@cat results/tables/data.md
+	$(BIN)/snakemake --directory runs/demo --configfile config/demo.yaml --cores 2 --quiet rules -- all
+	@cat runs/demo/results/tables/data.md
 
 test: install
 	$(BIN)/pytest -n 2 -m 'not slow'

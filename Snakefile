@@ -2,7 +2,7 @@
 #
 #   snakemake -n all                                               what would be done
 #   snakemake --cores 4 results/en-de/shards/mono.shard            one target
-#   snakemake --cores 2 --configfile config/multi30k.yaml all      another experiment
+#   snakemake --directory runs/multi30k --configfile config/multi30k.yaml --cores 2 all   another one
 
 # Snakemake merges a --configfile over this one, and another experiment would inherit the paper's
 # pairs; so this one is loaded only where no other was given.

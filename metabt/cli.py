@@ -42,8 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _config_check(options: argparse.Namespace) -> None:
     from metabt.config import load
+    from metabt.data.catalogue import faults
 
     experiment = load(options.config)
+    if found := faults(experiment):
+        raise UserError("\n  ".join([f"{options.config}:", *found]))
     pairs = ", ".join(experiment.pairs)
     runs = sum(
         len(experiment.setting(pair).methods) * len(experiment.setting(pair).seeds)
@@ -191,7 +194,7 @@ def _data_table(options: argparse.Namespace) -> None:
     from metabt.data.statistics import table_rows, write_table
 
     statistics = {path.parent.parent.name: read_json(path) for path in options.statistics}
-    write_table(table_rows(statistics), options.output)
+    write_table(table_rows(statistics, options.paper), options.output)
 
 
 def _decode(options: argparse.Namespace) -> None:
@@ -314,7 +317,7 @@ def _add_encoding(verbs) -> None:  # type: ignore[no-untyped-def]
     verb.add_argument("--languages", nargs="+", required=True, metavar="LANGUAGE")
     verb.add_argument("--vocabulary", type=Path, required=True)
     verb.add_argument("--output", type=Path, required=True, metavar="SHARD")
-    verb.add_argument("--max-subwords", type=int, default=65_535, help="leave longer sentences out")
+    verb.add_argument("--max-subwords", type=int, help="leave longer (and empty) sentences out")
     verb.add_argument("--threads", type=int, default=1)
     verb = _verb(verbs, "decode", _decode, "print the text of a shard's first sentences")
     verb.add_argument("shard", type=Path)
@@ -330,6 +333,7 @@ def _add_statistics(verbs) -> None:  # type: ignore[no-untyped-def]
     verb = _verb(verbs, "data-table", _data_table, "all pairs' statistics beside the paper's")
     verb.add_argument("statistics", type=Path, nargs="+", metavar="JSON")
     verb.add_argument("--output", type=Path, required=True, help="the files' name without ending")
+    verb.add_argument("--paper", action="store_true", help="with the paper's figures")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,10 @@ from metabt.errors import UserError
 MAX_VOCABULARY = 65_535  # token ids are stored in 16 bits
 SPECIAL_TOKENS = 4  # padding, begin, end, unknown
 
-Count = Annotated[int, Field(gt=0)]
+ARCHIVED = ("url", "file")  # datasets that may be members of an archive
+
+Count = Annotated[int, Field(gt=0, strict=True)]
+Natural = Annotated[int, Field(ge=0, strict=True)]
 Rate = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
@@ -54,7 +57,7 @@ class Dataset(Model):
     format: Literal["text", "tsv", "sgm"] = Field(
         "text", description="of a url or file: text and sgm have a file a side, tsv one for both"
     )
-    columns: list[Annotated[int, Field(ge=0)]] | None = Field(
+    columns: list[Natural] | None = Field(
         None, description="of a tsv: the columns of the sides, counted from 0"
     )
     sha256: Checksum | dict[Language, Checksum] | None = Field(
@@ -90,10 +93,10 @@ class Dataset(Model):
                 "a dataset is named by exactly one of mtdata, sacrebleu, ted, url, file; "
                 f"this one has {got}"
             )
-        for key in ("member", "columns", "sha256"):
-            if getattr(self, key) is not None and names[0] not in ("url", "file"):
-                raise ValueError(f"`{key}` goes with url or file, not with {names[0]}")
-        if self.format != "text" and names[0] not in ("url", "file"):
+        for key, kinds in {"member": ARCHIVED, "columns": ARCHIVED, "sha256": ("url",)}.items():
+            if getattr(self, key) is not None and names[0] not in kinds:
+                raise ValueError(f"`{key}` goes with {' or '.join(kinds)}, not with {names[0]}")
+        if self.format != "text" and names[0] not in ARCHIVED:
             raise ValueError(f"`format` goes with url or file; that of {names[0]} is known")
         if self.columns is not None and self.format != "tsv":
             raise ValueError("`columns` goes with format tsv")
@@ -179,13 +182,15 @@ class Subwords(Model):
     sharing: Literal["joint", "separate"] = Field(
         description="one model for all languages, or one each with the union of their pieces"
     )
-    size: Annotated[int, Field(ge=8)] = Field(description="pieces of each model (bpe: merges)")
+    size: Annotated[int, Field(ge=8, strict=True)] = Field(
+        description="pieces of each model (bpe: merges)"
+    )
     algorithm: Literal["unigram", "bpe"] = Field(
         "unigram", description="SentencePiece's segmentation algorithm"
     )
     character_coverage: Annotated[float, Field(gt=0.9, le=1)] = 1.0
     sample: Count = Field(description="at most so many lines are drawn to train each model")
-    seed: Annotated[int, Field(ge=0)] = 1
+    seed: Natural = 1
 
     def vocabulary_limit(self, languages: int) -> int:
         return self.size * (languages if self.sharing == "separate" else 1) + SPECIAL_TOKENS
@@ -215,7 +220,7 @@ class Optimiser(Model):
     name: Literal["adam", "lamb", "sgd"]
     rate: Rate = Field(description="the learning rate at its peak")
     schedule: Literal["inverse_sqrt", "constant"]
-    warmup: Annotated[int, Field(ge=0)] = Field(description="steps until the peak")
+    warmup: Natural = Field(description="steps until the peak")
     betas: list[Share] = Field([0.9, 0.98], min_length=2, max_length=2)
     epsilon: Rate = 1e-9
     clip: Annotated[float, Field(ge=0)] = Field(description="largest gradient norm; 0 = no limit")
@@ -269,9 +274,14 @@ class Setting(Model):
     sampling: Sampling
     backward: Training = Field(description="pre-training of the backward model")
     forward: Training
+    pseudo_batch: Batch = Field(
+        description="monolingual sentences of a step: back-translated, they are a part of the "
+        "forward model's batch, and the backward model is updated on them"
+    )
+    metadev_batch: Batch = Field(description="MetaDev pairs of a step")
     language_model: LanguageModel = Field(description="DualNMT's")
     methods: Annotated[list[Name], Field(min_length=1)]
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    seeds: Annotated[list[Natural], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _distinct(self) -> "Setting":
@@ -279,6 +289,12 @@ class Setting(Model):
             values = getattr(self, key)
             if len(set(values)) != len(values):
                 raise ValueError(f"{key} has a value twice: {values}")
+        whole, part = self.forward.batch, self.pseudo_batch
+        for unit in ("sentences", "tokens"):
+            if (getattr(part, unit) or 0) >= (getattr(whole, unit) or float("inf")):
+                raise ValueError(
+                    f"pseudo_batch leaves no room for parallel pairs in forward.batch ({unit})"
+                )
         return self
 
 
@@ -303,7 +319,6 @@ class DualNMT(Model):
 
     algorithm: Literal["dualnmt"]
     alpha: Annotated[float, Field(ge=0, le=1)] = Field(description="weight of the language model")
-    backward_batch: Batch
     backward_optimiser: Optimiser
 
 
@@ -314,8 +329,6 @@ class MetaBT(Model):
     reward: Literal["sentence", "batch"] = Field(description="one number a sentence, or a batch")
     precondition: bool = Field(description="by the forward optimiser's diagonal (appendix A.1)")
     baseline: Share | None = Field(description="rate of the reward's moving average; none = off")
-    backward_batch: Batch
-    metadev_batch: Batch
     backward_optimiser: Optimiser
 
 

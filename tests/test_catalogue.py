@@ -72,6 +72,11 @@ def test_sources_survive_json():
         (Dataset(sacrebleu="wmt13"), ["de"], "no pair de"),
         (Dataset(mtdata="Statmt-commoncrawl_wmt13-1-deu-eng"), ["en", "fr"], "is not in"),
         (Dataset(url="http://h.org/a.gz"), ["en", "de"], "the same file for en and de"),
+        (
+            Dataset(url="http://h.org/{lang}.gz", sha256={"en": "0" * 64, "fr": "0" * 64}),
+            ["en", "de"],
+            "sha256 must be given for en and de",
+        ),
         (Dataset(file="a", format="tsv", columns=[1]), ["en", "de"], "must be 2 numbers"),
     ],
     ids=lambda v: str(v)[:30],
@@ -85,7 +90,10 @@ def test_the_table_s_entries_are_mtdata_s_own(tmp_path):
     """Against the real index, in a process of its own: mtdata takes hold of logging."""
     script = (
         "import json, sys; from metabt.data.catalogue import look_up_mtdata\n"
-        "print(json.dumps({n: look_up_mtdata(n) for n in sys.argv[1:]}))"
+        "print(json.dumps({n: look_up_mtdata(n) for n in sys.argv[1:]}))\n"
+        "from metabt.config import Dataset; from metabt.data.catalogue import locate\n"
+        "ted = locate(Dataset(mtdata=sys.argv[-1]), ['az', 'en'], '')\n"
+        "print(json.dumps(ted.source.to_json()))"
     )
     table = yaml.safe_load((ROOT / "resources" / "datasets.yaml").read_text())["mtdata"]
     extra = ["OPUS-giga_fren-v2-eng-fra", "Neulab-tedtalks_train-1-eng-aze"]
@@ -96,10 +104,12 @@ def test_the_table_s_entries_are_mtdata_s_own(tmp_path):
         text=True,
         check=True,
     )
-    index = json.loads(done.stdout)
+    index, ted = map(json.loads, done.stdout.splitlines())
+    assert (ted["format"], ted["languages"]) == ("ted", ["az", "en"])
+    assert ted["files"][0]["member"] == "all_talks_train.tsv"
     codes = {"de": "deu", "fr": "fra", "en": "eng"}
     for name, entry in table.items():
         expected = {**entry, "languages": [codes[code] for code in entry["languages"]]}
         assert index[name] == expected
     assert index["OPUS-giga_fren-v2-eng-fra"]["members"] == ["*.en", "*.fr"]
-    assert index["Neulab-tedtalks_train-1-eng-aze"]["format"] == "tsv"
+    assert index["Neulab-tedtalks_train-1-eng-aze"]["format"] == "ted"

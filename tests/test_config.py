@@ -37,7 +37,7 @@ def test_config_yaml_is_the_paper_s_experiment():
     assert standard.forward.steps == 200_000
     metabt = paper.methods["metabt"]
     assert isinstance(metabt, config.MetaBT)
-    batches = (standard.forward.batch, metabt.backward_batch, metabt.metadev_batch)
+    batches = (standard.forward.batch, standard.pseudo_batch, standard.metadev_batch)
     assert [batch.sentences for batch in batches] == [2048, 1024, 512]
     assert metabt.baseline
     german = paper.pairs["en-de"]
@@ -90,6 +90,10 @@ FAULTS = [
     (["settings", "standard", "transformer", "headss"], 8, "transformer.headss: unknown key"),
     (["settings", "standard", "forward", "steps"], "many", "forward.steps"),
     (["settings", "standard", "forward", "batch"], {}, "sentences or by tokens"),
+    (["settings", "standard", "pseudo_batch"], {"sentences": 2048}, "no room for parallel"),
+    (["settings", "standard", "seeds"], [True, 2], "settings.standard.seeds[0]"),
+    (["settings", "standard", "forward", "steps"], "5000", "settings.standard.forward.steps"),
+    (["pairs", "en-de", "dev"], [{"file": "x.{lang}", "sha256": "0" * 64}], "goes with url"),
     (["settings", "standard", "forward", "optimiser", "warmup"], 0, "needs a warmup"),
     (["methods", "metabt", "algorithm"], "magic", "methods.metabt"),
     (["methods", "mle", "generation"], "greedy", "methods.mle.generation"),

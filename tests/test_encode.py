@@ -62,7 +62,7 @@ def test_encoding_keeps_order_and_leaves_long_sentences_out(tmp_path, vocabulary
     assert counts["kept"] == len(short)
     assert counts["dropped"]["too_long"] == 3000 - len(short)
     assert counts["tokens"] == {T: sum(n for n in lengths if n <= limit)}
-    with pytest.raises(UserError, match="at most 0 subwords"):
+    with pytest.raises(UserError, match="1 to 0 subwords"):
         encode_corpus(vocabulary, [path], [T], tmp_path / "b.shard", 0, threads=1)
     assert not (tmp_path / "b.shard").exists()
 
@@ -83,7 +83,8 @@ def test_statistics_of_cleaning_and_encoding_are_joined(tmp_path):
     (tmp_path / "s.json").write_text(json.dumps(encoded))
     counts = pair_statistics({"mono": tmp_path / "c.json"}, {"mono": tmp_path / "s.json"})
     assert counts["mono"]["read"] == sum(counts["mono"]["dropped"].values()) + 4
-    rows = table_rows({"en-de": counts})
+    assert table_rows({"en-de": counts}, with_paper=False)[0]["paper_read"] == "-"
+    rows = table_rows({"en-de": counts}, with_paper=True)
     assert rows[0]["paper_read"] == "250M"
     assert (rows[0]["clean"], rows[0]["too_long"], rows[0]["kept"]) == ("7", "3", "4")
     write_table(rows, tmp_path / "data")

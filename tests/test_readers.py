@@ -1,8 +1,10 @@
 """Every format and every wrapping gives the same lines, or a sentence that says what is wrong."""
 
+import bz2
 import contextlib
 import gzip
 import io
+import lzma
 import re
 import stat
 import tarfile
@@ -415,3 +417,36 @@ def test_ted_without_a_language_is_refused(tmp_path: Path, data: bytes) -> None:
     absent = "gl, pt" if data else "en, gl, pt"
     source = Source("set", "ted", (file,), (), ("en", "gl"), ("pt",))
     refused(source, rf"ted\.tsv, line 1: no column for {absent}$")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", bz2.compress(b"text\n"), "bzip2"),
+        ("a.txt.xz", lzma.compress(b"text\n"), "xz"),
+        ("a.zst", b"\x28\xb5\x2f\xfd rest", "zstd"),
+        ("a.zip", b"PK\3\4 rest", "zip archive"),
+    ],
+)
+def test_compressed_files_are_never_read_as_text(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        list(read(Source("x", "text", (File(str(tmp_path / name)),))))
+
+
+def test_gzip_is_known_by_its_content(tmp_path: Path) -> None:
+    (tmp_path / "plain-name").write_bytes(gzip.compress(b"one\ntwo\n"))
+    blocks = list(read(Source("x", "text", (File(str(tmp_path / "plain-name")),))))
+    assert [lines.line(i) for (lines,) in blocks for i in range(len(lines))] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+def test_an_archive_needs_a_member(tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / name, "w:gz" if name.endswith("gz") else "w") as archive:
+        member = tarfile.TarInfo("text")
+        member.size = 4
+        archive.addfile(member, io.BytesIO(b"one\n"))
+    with pytest.raises(UserError, match="say with `member`"):
+        list(read(Source("x", "text", (File(str(tmp_path / name)),))))

@@ -28,15 +28,23 @@ def write(path, blocks, limit=1000, sides=("en", "de")):
 
 
 @settings(max_examples=60, deadline=None)
-@given(blocks=st.lists(Pairs, min_size=1, max_size=4), limit=st.integers(0, 12))
+@given(
+    blocks=st.lists(Pairs, min_size=1, max_size=4), limit=st.one_of(st.none(), st.integers(0, 12))
+)
 def test_sentences_come_back_in_order_without_the_long_ones(tmp_path_factory, blocks, limit):
     path = tmp_path_factory.mktemp("shard") / "a.shard"
     writer = write(path, blocks, limit)
     everything = [pair for block in blocks for pair in block]
-    expected = [pair for pair in everything if max(map(len, pair)) <= limit]
+    lengths = [(min(map(len, pair)), max(map(len, pair))) for pair in everything]
+    expected = [
+        pair
+        for pair, (shortest, longest) in zip(everything, lengths, strict=True)
+        if limit is None or (shortest > 0 and longest <= limit)
+    ]
     shard = Shard.open(path)
     assert len(shard) == len(expected) == writer.sentences
-    assert writer.too_long == len(everything) - len(expected)
+    assert writer.too_long == sum(limit is not None and longest > limit for _, longest in lengths)
+    assert writer.too_long + writer.no_subwords == len(everything) - len(expected)
     for index, pair in enumerate(expected):
         for side in (0, 1):
             assert shard.sentence(side, index).tolist() == pair[side]

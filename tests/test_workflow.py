@@ -1,7 +1,9 @@
 """The data side end to end: invented text, and real text where a mirror of it is at hand."""
 
+import gzip
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,15 +23,24 @@ needs_mirror = pytest.mark.skipif(
 )
 
 
-def snakemake(directory, config, *arguments, cores=2):
-    command = [sys.executable, "-m", "snakemake", "--directory", str(directory)]
-    command += ["--configfile", str(ROOT / "config" / config), "--cores", str(cores), *arguments]
+def run_snakemake(*arguments):
     environment = {**os.environ, "METABT_MIRROR": str(MIRROR), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "snakemake", *map(str, arguments)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout + done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def snakemake(directory, config, *arguments, cores=2, fails=False):
+    options = ["--directory", directory, "--configfile", ROOT / "config" / config]
+    code, output = run_snakemake(*options, "--cores", cores, *arguments)
+    assert bool(code) == fails, output[-3000:]
+    return output
 
 
 def produced(directory):
@@ -110,6 +121,43 @@ def check_what_a_config_edit_reruns(directory, tmp_path):
     assert "rule subwords" in plan
     assert "results/qas-qat/vocab" not in plan
     assert "rule clean_" not in plan
+
+
+def test_the_readme_s_commands_are_commands(tmp_path):
+    archive = tmp_path / "talks.tar.gz"
+    archive.touch()
+    text = (ROOT / "README.md").read_text().replace("/data/talks.tar.gz", str(archive))
+    lines = [line for line in text.split("\n") if line.startswith(".venv/bin/snakemake")]
+    assert len(lines) >= 6
+    for number, line in enumerate(lines):
+        words = shlex.split(line, comments=True)[1:]
+        if "--directory" in words:
+            words[words.index("--directory") + 1] = str(tmp_path / str(number))
+        else:
+            words = ["--directory", str(tmp_path / "paper"), *words]
+        code, output = run_snakemake("-n", *words)
+        assert code == 0, f"{line}\n{output[-2000:]}"
+        assert "This was a dry-run" in output
+
+
+def test_one_experiment_is_not_written_over_another(tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "experiment.txt").write_text("Something else\n")
+    output = snakemake(tmp_path, "demo.yaml", "-n", "all", fails=True)
+    assert "results of 'Something else', not of 'Demo on invented languages'" in output
+    assert "Traceback" not in output
+
+
+@needs_mirror
+def test_a_wrong_file_put_there_by_hand_is_refused(tmp_path):
+    place = tmp_path / "resources" / "downloads" / "raw.githubusercontent.com" / "multi30k"
+    place /= "dataset/master/data/task1/raw/val.en.gz"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(gzip.compress(b"Something else.\n" * 1014))
+    output = snakemake(tmp_path, "multi30k.yaml", "results/en-de/corpus/dev.source", fails=True)
+    assert f"{place.relative_to(tmp_path)}: has sha256:" in output
+    assert place.exists()
+    assert not (tmp_path / "results" / "en-de" / "corpus" / "dev.source").exists()
 
 
 @needs_mirror

@@ -1,9 +1,9 @@
 """An endless, seeded stream of batches that every machine cuts in the same way.
 
-Sentences come in a pseudo-random order, a new one each epoch, and are taken in windows of many
-batches. A window is sorted by length and cut into batches, which are then shuffled, so that a batch
-has little padding. A batch is a function of (seed, number of the window, number in the window): a
-restart goes on at the exact sentence, and ranks split one and the same global batch between them.
+Each epoch goes through the sentences in a new pseudo-random order, in windows of many batches. A
+window is sorted by length and cut into batches, which are then shuffled, so that a batch has little
+padding. A batch is a function of (seed, epoch, window, number in the window): a restart goes on at
+the exact sentence, and ranks split one and the same global batch. None has a sentence twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -97,6 +97,7 @@ class Batch:
 class Position:
     """Where a stream is: the next batch to come. JSON-able, and all that a checkpoint needs."""
 
+    epoch: int = 0
     window: int = 0
     batch: int = 0
 
@@ -104,8 +105,11 @@ class Position:
 class BatchStream:
     """Batches of a fixed number of sentences, or of at most a number of tokens.
 
-    A token budget counts padding: sentences times the longest of them, on either side. `window` is
-    the number of batches (of budgets) that are sorted by length together; 1 keeps the order random.
+    By sentences, every batch is full, and what an epoch has left over after its last one is passed
+    over (a corpus smaller than a batch is one batch). By tokens, an epoch has every sentence once;
+    a budget counts padding: sentences times the longest of them, on either side.
+
+    `window` is the number of batches that are sorted by length together; 1 keeps the order random.
     """
 
     def __init__(
@@ -123,15 +127,15 @@ class BatchStream:
             raise ValueError("a batch is given by sentences or by tokens: one of the two")
         if not 0 <= rank < ranks:
             raise ValueError(f"rank {rank} of {ranks}")
-        if sentences is not None and sentences < ranks:
-            raise UserError(f"a batch of {sentences} sentences cannot be split over {ranks} ranks")
         self.corpus, self.seed, self.rank, self.ranks = corpus, seed, rank, ranks
-        self.sentences, self.tokens = sentences, tokens
-        batch = sentences or self._usual_sentences(tokens or 0)
-        # A window longer than the corpus would bring copies of a sentence together.
-        self.window_sentences = batch * max(1, min(window, len(corpus) // batch))
+        self.tokens = tokens
+        self.sentences = min(sentences, len(corpus)) if sentences else None
+        size = self.sentences or self._usual_sentences(tokens or 0)
+        self._window_sentences = size * window
+        self._epoch_sentences = len(corpus) // size * size if self.sentences else len(corpus)
+        self.windows = max(1, self._epoch_sentences // self._window_sentences)  # of an epoch
         self.position = position or Position()
-        self._cut: tuple[int, list[np.ndarray]] = (-1, [])
+        self._cut: tuple[tuple[int, int], list[np.ndarray]] = ((-1, -1), [])
 
     def _usual_sentences(self, tokens: int) -> int:
         """How many sentences of average length a token budget holds."""
@@ -142,30 +146,35 @@ class BatchStream:
         return self
 
     def __next__(self) -> Batch:
-        batches = self._batches(self.position.window)
-        indices = batches[self.position.batch]
-        if self.position.batch + 1 < len(batches):
-            self.position = Position(self.position.window, self.position.batch + 1)
+        at = self.position
+        batches = self._batches(at.epoch, at.window)
+        indices = batches[at.batch]
+        if at.batch + 1 < len(batches):
+            self.position = Position(at.epoch, at.window, at.batch + 1)
+        elif at.window + 1 < self.windows:
+            self.position = Position(at.epoch, at.window + 1)
         else:
-            self.position = Position(self.position.window + 1, 0)
+            self.position = Position(at.epoch + 1)
         # Neighbours in length go to different ranks: each gets the same work.
         mine = indices[self.rank :: self.ranks]
-        sides = tuple(
-            [self.corpus.sentence(s, int(i)) for i in mine] for s in range(self.corpus.sides)
-        )
-        return Batch(mine, sides)
+        sides = range(self.corpus.sides)
+        return Batch(mine, tuple([self.corpus.sentence(s, int(i)) for i in mine] for s in sides))
 
-    def _batches(self, window: int) -> list[np.ndarray]:
+    def _batches(self, epoch: int, window: int) -> list[np.ndarray]:
         """The batches of a window, in the order in which they come."""
-        if self._cut[0] != window:
-            self._cut = (window, self._cut_window(window))
+        if self._cut[0] != (epoch, window):
+            self._cut = ((epoch, window), self._cut_window(epoch, window))
         return self._cut[1]
 
-    def _cut_window(self, window: int) -> list[np.ndarray]:
-        indices = self._sentences_of(window)
+    def _cut_window(self, epoch: int, window: int) -> list[np.ndarray]:
+        # An epoch's last window takes what is too little for one more.
+        first = window * self._window_sentences
+        last = window + 1 == self.windows
+        end = self._epoch_sentences if last else first + self._window_sentences
+        indices = permute(np.arange(first, end), len(self.corpus), self.seed + (epoch << 32))
         lengths = [self.corpus.lengths(side, indices) for side in range(self.corpus.sides)]
-        # By target length, which costs most, then source length; equal ones stay in random order. A
-        # token budget needs the longest of either side in order.
+        # By target length, which costs most, then source length; equal ones stay in random order.
+        # A token budget needs the longest of either side in order.
         longest = np.maximum.reduce(lengths)
         keys = lengths if self.tokens is None else [*lengths, longest]
         order = np.lexsort([-key for key in keys])
@@ -174,18 +183,13 @@ class BatchStream:
         else:
             ends = _budget_ends(longest[order], self.tokens or 0)
         batches = np.split(indices[order], ends[:-1])
-        shuffled = permute(np.arange(len(batches)), len(batches), self.seed + 7919 * (window + 1))
+        fewest = min(map(len, batches))
+        if fewest < self.ranks:
+            raise UserError(f"a batch of {fewest} sentences is too small for {self.ranks} ranks")
+        shuffled = permute(
+            np.arange(len(batches)), len(batches), self.seed + (epoch << 32) + 7919 * (window + 1)
+        )
         return [batches[i] for i in shuffled]
-
-    def _sentences_of(self, window: int) -> np.ndarray:
-        """The sentences at the window's positions in the endless sequence of shuffled epochs."""
-        size = len(self.corpus)
-        positions = np.arange(window * self.window_sentences, (window + 1) * self.window_sentences)
-        indices = np.empty_like(positions)
-        for epoch in range(int(positions[0]) // size, int(positions[-1]) // size + 1):
-            here = positions // size == epoch
-            indices[here] = permute(positions[here] % size, size, self.seed + (epoch << 32))
-        return indices
 
 
 def _budget_ends(lengths: np.ndarray, tokens: int) -> np.ndarray:

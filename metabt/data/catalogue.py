@@ -61,17 +61,30 @@ def locate_pair(pair: Pair, ted_archive: str) -> dict[str, list[Located]]:
     }
 
 
+def faults(experiment: Experiment) -> list[str]:
+    """Every dataset of an experiment that means nothing, with its path in the config."""
+    found = []
+    for name, pair in experiment.pairs.items():
+        for role, datasets in pair.roles().items():
+            for i, dataset in enumerate(datasets):
+                try:
+                    locate(dataset, pair.sides(role), experiment.ted_archive)
+                except UserError as error:
+                    found.append(f"pairs.{name}, {role}[{i}]: {error}")
+    return found
+
+
 def resources(experiment: Experiment) -> dict[str, tuple[Resource, list[str]]]:
     """Every file that an experiment downloads, with the pairs that need it; keyed by its path."""
     found: dict[str, tuple[Resource, list[str]]] = {}
     for name, pair in experiment.pairs.items():
         for located in locate_pair(pair, experiment.ted_archive).values():
             for item in (r for entry in located for r in entry.resources):
-                known, pairs = found.setdefault(item.path, (item, []))
-                if known != item:
+                known, pairs = found.get(item.path, (item, []))
+                if known.checksum and item.checksum and known.checksum != item.checksum:
                     raise UserError(f"{item.url}: named twice, with different checksums")
-                if name not in pairs:
-                    pairs.append(name)
+                best = known if known.checksum else item
+                found[item.path] = (best, pairs if name in pairs else [*pairs, name])
     return found
 
 
@@ -88,6 +101,8 @@ def _downloaded(item: Resource) -> str:
 
 def _locate_url(dataset: Dataset, sides: list[str], ted_archive: str) -> Located:
     assert dataset.url
+    if isinstance(dataset.sha256, dict) and not set(sides) <= set(dataset.sha256):
+        raise UserError(f"{dataset.url}: sha256 must be given for {' and '.join(sides)}")
     urls = [dataset.url.replace("{lang}", side) for side in sides]
     items = []
     for url, side in zip(urls, sides, strict=True):
@@ -157,9 +172,12 @@ def _locate_mtdata(dataset: Dataset, sides: list[str], ted_archive: str) -> Loca
     order = _mtdata_order(dataset.mtdata, entry["languages"], sides)
     urls = entry["url"] if isinstance(entry["url"], list) else [entry["url"]]
     items = tuple(resource(url) for url in urls)
-    members = entry.get("members")
+    members: list[str] = entry.get("members") or []
     columns: tuple[int, ...] = ()
     format = entry.get("format", "text")
+    if format == "ted":
+        file = File(_downloaded(items[0]), members[0])
+        return Located(_text(dataset.mtdata, [file], "ted", languages=tuple(sides)), items)
     if format == "tsv":
         files = [File(_downloaded(items[0]), members[0] if members else None)]
         both = entry.get("columns") or (0, 1)
@@ -168,6 +186,8 @@ def _locate_mtdata(dataset: Dataset, sides: list[str], ted_archive: str) -> Loca
         files = [File(_downloaded(items[0]), members[i]) for i in order]
     else:
         files = [File(_downloaded(items[i])) for i in order]
+    if format != "tsv" and len(set(files)) != len(sides):
+        raise UserError(f"mtdata's {dataset.mtdata} has the same file for {' and '.join(sides)}")
     return Located(_text(dataset.mtdata, files, format, columns=columns), items)
 
 
@@ -210,6 +230,8 @@ def look_up_mtdata(name: str) -> dict[str, Any]:
         raise UserError(f"mtdata has no dataset '{name}' (mtdata list -id lists them)")
     extension = entry.in_ext or entry.ext.removesuffix(".gz")
     format = {"tsv": "tsv", "sgm": "sgm", "txt": "text", "": "text", "gz": "text"}.get(extension)
+    if name.startswith("Neulab-tedtalks_"):
+        format = "ted"  # a table with a header and gaps, of which mtdata knows only the columns
     if format is None:
         raise UserError(f"mtdata's {name} is in the format '{extension}', which is not read here")
     found: dict[str, Any] = {"languages": name.split("-")[3:]}
@@ -218,6 +240,6 @@ def look_up_mtdata(name: str) -> dict[str, Any]:
         found["members"] = list(entry.in_paths)
     if format != "text":
         found["format"] = format
-    if entry.cols:
+    if format == "tsv" and entry.cols:
         found["columns"] = list(entry.cols)
     return found

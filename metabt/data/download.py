@@ -85,12 +85,16 @@ def _sibling(dest: Path, suffix: str) -> Path:
     return dest.with_name(dest.name + suffix)
 
 
+def _may_be_html(dest: Path) -> bool:
+    return dest.name.lower().endswith((".html", ".htm"))
+
+
 class _Part:
     """`<dest>.part`: the bytes so far, hashed as they come, and a note of where they came from."""
 
     def __init__(self, dest: Path, expected: str | None) -> None:
         self.path, self.note = _sibling(dest, ".part"), _sibling(dest, ".part.json")
-        self.may_be_html = dest.name.lower().endswith((".html", ".htm"))
+        self.may_be_html = _may_be_html(dest)
         self.path.touch()
         self.size = self.path.stat().st_size
         self.digest = _hash_file(self.path, expected)
@@ -284,6 +288,9 @@ def _verify_existing(resource: Resource, dest: Path) -> None:
     checksum = _checksum(_hash_file(dest, expected))
     if expected not in (None, checksum):
         raise UserError(f"{dest}: has {checksum} where {_wanted(resource, dest)}{advice}")
+    with dest.open("rb") as handle:
+        if expected is None and not _may_be_html(dest) and HTML_START.match(handle.read(512)):
+            raise UserError(f"{dest}: is a web page instead of the file{advice}")
     write_json(_sibling(dest, RECORD), _fingerprint(dest, checksum))
 
 

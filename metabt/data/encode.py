@@ -60,10 +60,13 @@ def encode_corpus(
     texts: Sequence[Path],
     languages: Sequence[str],
     output: Path,
-    limit: int,
+    limit: int | None,
     threads: int,
 ) -> dict[str, Any]:
-    """Encode the sides of a clean corpus into a shard; sentences over `limit` subwords stay out."""
+    """Encode the sides of a clean corpus into a shard; without a `limit`, all of it.
+
+    With one, sentences with more subwords, or with none, are left out.
+    """
     digest = hashlib.sha256(vocabulary.read_bytes()).hexdigest()
     blocks = (tuple(map(_joined, block)) for block in read(_text(texts), BLOCK_BYTES))
     with (
@@ -74,11 +77,11 @@ def encode_corpus(
             writer.add(block)
             bar.add(len(block[0][1]))
         if not writer.sentences:
-            raise UserError(f"{output}: no sentence of {texts[0]} has at most {limit} subwords")
+            raise UserError(f"{output}: no sentence of {texts[0]} has 1 to {limit} subwords")
         writer.finish()
     return {
-        "read": writer.sentences + writer.too_long,
-        "dropped": {"too_long": writer.too_long},
+        "read": writer.sentences + writer.too_long + writer.no_subwords,
+        "dropped": {"no_subwords": writer.no_subwords, "too_long": writer.too_long},
         "kept": writer.sentences,
         "tokens": dict(zip(languages, writer.tokens, strict=True)),
     }

@@ -38,6 +38,13 @@ BROKEN: tuple[type[Exception], ...] = (
     *(zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile),
     IsalError,  # type: ignore[assignment]  # its stub calls it an instance
 )
+GZIP = b"\x1f\x8b"
+NOT_TEXT = {
+    b"\xfd7zXZ\0": "compressed with xz",
+    b"BZh": "compressed with bzip2",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"PK\3\4": "a zip archive without `member`",
+}
 TED_MISSING = (b"__NULL__", b"_ _ NULL _ _", b"")
 
 
@@ -184,25 +191,25 @@ def open_file(file: File) -> Iterator[IO[bytes]]:
         if file.member is None:
             with (
                 Path(file.path).open("rb", buffering=1 << 20) as raw,
-                _decompressed(raw, file.path) as out,
+                _text_of(raw, file.path) as out,
             ):
                 yield out
         elif file.path.endswith(".zip"):
             with zipfile.ZipFile(file.path) as archive:
                 info = _find(archive.infolist(), file, lambda i: i.filename, _zip_link)
-                with archive.open(info) as member, _decompressed(member, info.filename) as out:
+                with archive.open(info) as member, _text_of(member, info.filename) as out:
                     yield out
         else:
             with (
                 Path(file.path).open("rb", buffering=1 << 20) as raw,
-                _decompressed(raw, file.path) as plain,
+                _unzipped(raw, file.path) as plain,
                 tarfile.open(fileobj=plain, mode=_tar_mode(file.path)) as archive_,
             ):
                 entry = _find(archive_, file, lambda e: e.name, lambda e: e.issym() or e.islnk())
                 member_ = archive_.extractfile(entry)
                 if member_ is None:
                     raise UserError(f"{file}: is not a file in its archive")
-                with member_, _decompressed(member_, entry.name) as out:
+                with member_, _text_of(member_, entry.name) as out:
                     yield out
     except FileNotFoundError as error:
         raise UserError(f"{error.filename}: no such file") from error
@@ -213,12 +220,32 @@ def open_file(file: File) -> Iterator[IO[bytes]]:
 
 
 def _decompressed(handle: IO[bytes], name: str) -> IO[bytes]:
-    if name.endswith((".gz", ".tgz")):
-        if not handle.peek(1):  # type: ignore[attr-defined]
-            raise EOFError("an empty file, not a compressed one")
+    """Gunzip what is gzip, whatever its name; refuse what would be read as strange text."""
+    head = handle.peek(8)  # type: ignore[attr-defined]
+    if not head and name.endswith((".gz", ".tgz")):
+        raise EOFError("an empty file, not a compressed one")
+    if head.startswith(GZIP):
         # Three times as fast as Python's own.
         return igzip.IGzipFile(fileobj=handle, mode="rb")  # type: ignore[return-value]
+    for magic, kind in NOT_TEXT.items():
+        if head.startswith(magic):
+            raise UserError(f"{name}: {kind}, which is not read here")
+    if name.endswith((".gz", ".tgz")):
+        raise EOFError("not gzip")
     return handle
+
+
+def _text_of(handle: IO[bytes], name: str) -> IO[bytes]:
+    """The decompressed bytes of what should be text: an archive is refused."""
+    out = _decompressed(handle, name)
+    if out.peek(512)[257:262] == b"ustar":  # type: ignore[attr-defined]
+        raise UserError(f"{name}: an archive; say with `member` what to read in it")
+    return out
+
+
+def _unzipped(handle: IO[bytes], path: str) -> IO[bytes]:
+    """A tar archive's bytes; other compressions than gzip are left to tarfile."""
+    return _decompressed(handle, path) if path.endswith((".gz", ".tgz")) else handle
 
 
 def _tar_mode(path: str) -> Literal["r:", "r|", "r|*"]:

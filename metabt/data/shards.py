@@ -133,14 +133,12 @@ class ShardWriter:
     the shard and put together once.
     """
 
-    def __init__(self, path: Path, sides: Sequence[str], vocabulary: str, limit: int) -> None:
-        self.path, self.sides, self.vocabulary, self.limit = (
-            Path(path),
-            list(sides),
-            vocabulary,
-            limit,
-        )
-        self.sentences = self.too_long = 0
+    def __init__(
+        self, path: Path, sides: Sequence[str], vocabulary: str, limit: int | None
+    ) -> None:
+        self.path, self.sides, self.vocabulary = Path(path), list(sides), vocabulary
+        self.limit = limit
+        self.sentences = self.too_long = self.no_subwords = 0
         self.tokens = [0 for _ in sides]
         self._stack = ExitStack()
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,9 +160,16 @@ class ShardWriter:
     def add(self, block: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         """A block of sentences: for each side, its ids one after the other and the lengths.
 
-        Sentences with more than `limit` ids on either side are left out, and counted.
+        With a `limit`, sentences with more ids than that on either side are left out and counted,
+        and so are those of which the subword model leaves nothing (a lone no-break space).
         """
-        keep = np.logical_and.reduce([lengths <= self.limit for _, lengths in block])
+        keep = np.ones(len(block[0][1]), dtype=bool)
+        if self.limit is not None:
+            empty = np.logical_or.reduce([lengths == 0 for _, lengths in block])
+            long = np.logical_or.reduce([lengths > self.limit for _, lengths in block])
+            keep = ~(empty | long)
+            self.too_long += int(long.sum())
+            self.no_subwords += int((empty & ~long).sum())
         everything = bool(keep.all())
         for side, (ids, lengths) in enumerate(block):
             if not everything:
@@ -174,7 +179,6 @@ class ShardWriter:
             self._offsets[side].write(ends.astype("<u8"))
             self.tokens[side] += int(lengths.sum())
         self.sentences += int(keep.sum())
-        self.too_long += int((~keep).sum())
 
     def finish(self) -> None:
         """Write the shard; it appears under its name only when it is whole."""

@@ -21,6 +21,7 @@ COLUMNS = (
     "held_out",
     "duplicate",
     "clean",
+    "no_subwords",
     "too_long",
     "kept",
     "paper_read",
@@ -31,6 +32,7 @@ TITLES = {
     "invalid_utf8": "invalid UTF-8",
     "held_out": "in a held-out set",
     "separator": "stray separator",
+    "no_subwords": "no subwords",
     "too_long": "too long",
     "paper_read": "paper: read",
     "paper_kept": "paper: kept",
@@ -55,9 +57,12 @@ def pair_statistics(corpus: Mapping[str, Path], shards: Mapping[str, Path]) -> d
     return result
 
 
-def table_rows(statistics: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
-    """One row for each pair and set; a figure of the paper where it gives one."""
-    paper = yaml.safe_load((Path(__file__).parents[2] / PAPER).read_text(encoding="utf-8"))["data"]
+def table_rows(
+    statistics: Mapping[str, Mapping[str, Any]], with_paper: bool
+) -> list[dict[str, str]]:
+    """One row for each pair and set, with the paper's figures if wanted and where it gives any."""
+    path = Path(__file__).parents[2] / PAPER
+    paper = yaml.safe_load(path.read_text(encoding="utf-8"))["data"] if with_paper else {}
     rows = []
     for pair, sets in statistics.items():
         for name, counts in sets.items():

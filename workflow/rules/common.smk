@@ -23,9 +23,22 @@ def checked(function, *arguments):
         raise WorkflowError(str(error))
 
 
-EXPERIMENT = checked(experiment_config.parse, config, Path(workflow.configfiles[-1]))
+def checked_experiment():
+    """The config, with every fault in it told at once."""
+    for path in workflow.configfiles:
+        experiment_config.read_yaml(
+            path
+        )  # a key that stands twice, which Snakemake lets pass
+    experiment = experiment_config.parse(config, Path(workflow.configfiles[-1]))
+    if faults := catalogue.faults(experiment):
+        raise UserError("\n  ".join([f"{workflow.configfiles[-1]}:", *faults]))
+    return experiment
+
+
+EXPERIMENT = checked(checked_experiment)
 RESOURCES = checked(catalogue.resources, EXPERIMENT)
 METHODS = sorted({m for s in EXPERIMENT.settings.values() for m in s.methods})
+PAPER = "Meta Back-Translation, WMT14 and TED"  # the experiment that has figures to compare with
 TRAINING_SETS = ["parallel", "related", "mono"]
 HELD_OUT_SETS = ["test", "dev", "metadev"]
 
@@ -42,13 +55,14 @@ wildcard_constraints:
 
 def check_targets(targets):
     """Say at once which pairs and methods there are, where a target names another."""
-    shared = ["tables", "figures"]
     for target in targets:
-        match = re.match(r"(?:\./)?results/([^/]+)(?:/([^/]+)\.bleu$)?", target)
+        match = re.match(
+            r"(?:\./)?results/([a-z]{2,3}-[a-z]{2,3})/(?:([^/]+)\.bleu$)?", target
+        )
         if not match:
             continue
         pair, method = match.groups()
-        if pair not in [*EXPERIMENT.pairs, *shared]:
+        if pair not in EXPERIMENT.pairs:
             raise WorkflowError(
                 f"{target}: there is no pair '{pair}'. "
                 f"Pairs: {', '.join(EXPERIMENT.pairs)}. Methods: {', '.join(METHODS)}."
@@ -63,6 +77,25 @@ def check_targets(targets):
 
 # Snakemake knows its targets only after the rules are read, and then complains of a missing rule.
 check_targets(sys.argv[1:])
+
+
+def check_directory():
+    """Refuse to write one experiment's results over another's."""
+    note = Path("results/experiment.txt")
+    if note.exists() and note.read_text().strip() != EXPERIMENT.name:
+        raise WorkflowError(
+            f"{note.absolute()}: these are the results of '{note.read_text().strip()}', not of "
+            f"'{EXPERIMENT.name}'. Give each experiment a directory: "
+            "snakemake --directory runs/NAME ... (or delete that file, if only its name changed)."
+        )
+
+
+check_directory()
+
+
+onstart:
+    Path("results").mkdir(exist_ok=True)
+    Path("results/experiment.txt").write_text(f"{EXPERIMENT.name}\n")
 
 
 def sets_of(pair):
@@ -114,17 +147,20 @@ def datasets_of(wildcards):
 
 
 def files_of(pair, roles):
-    """The files that some of a pair's sets are read from."""
-    entries = located(pair)
-    return sorted(
-        {
-            file.path
-            for role in roles
-            if role in entries
-            for entry in entries[role]
-            for file in entry.source.files
-        }
-    )
+    """The files that some of a pair's sets are read from, and the proof that downloads are right."""
+    entries = [
+        entry
+        for role, found in located(pair).items()
+        if role in roles
+        for entry in found
+    ]
+    files = {file.path for entry in entries for file in entry.source.files}
+    proofs = {
+        f"results/verified/{resource.path}"
+        for entry in entries
+        for resource in entry.resources
+    }
+    return sorted(files | proofs)
 
 
 def clean_input(name):

@@ -3,6 +3,7 @@
 
 localrules:
     synthesise,
+    verify,
     describe_datasets,
     data_statistics,
     data_table,
@@ -42,6 +43,26 @@ rule download:
     resources:
         mem_mb=500,
         runtime="6h",
+    params:
+        url=lambda w: RESOURCES[w.download][0].url,
+        checksum=lambda w: RESOURCES[w.download][0].checksum or "",
+    shell:
+        """
+        metabt download {params.url:q} \
+            --to resources/downloads \
+            $(test -z {params.checksum:q} || echo --checksum {params.checksum:q}) \
+            2>&1 | tee {log:q} >&2
+        """
+
+
+rule verify:
+    """Check a download that is there, whoever put it there; costs nothing if it is known."""
+    input:
+        "resources/downloads/{download}",
+    output:
+        touch("results/verified/{download}"),
+    log:
+        "results/logs/verify/{download}.log",
     params:
         url=lambda w: RESOURCES[w.download][0].url,
         checksum=lambda w: RESOURCES[w.download][0].checksum or "",
@@ -181,9 +202,12 @@ rule data_table:
         expand("results/tables/data.{format}", format=["tsv", "md", "html"]),
     log:
         "results/logs/data_table.log",
+    params:
+        paper="--paper" if EXPERIMENT.name == PAPER else "",
     shell:
         """
         metabt data-table {input:q} \
             --output results/tables/data \
+            {params.paper} \
             2>&1 | tee {log:q} >&2
         """

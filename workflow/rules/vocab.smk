@@ -96,7 +96,7 @@ rule encode:
             --languages {params.languages} \
             --vocabulary {input.vocabulary:q} \
             --output {output.shard:q} \
-            --max-subwords {params.limit} \
+            {params.limit} \
             --threads {threads} \
             2>&1 | tee {log:q} >&2
         """
