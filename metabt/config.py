@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from metabt.config_file import Fault, describe, read_yaml
 from metabt.errors import UserError
 
 MAX_VOCABULARY = 65_535  # token ids are stored in 16 bits
@@ -358,54 +358,14 @@ class Experiment(Model):
 # --------------------------------------------------------------------------------- reading a file
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key may not stand twice and 1e-9 is a number."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
-
-
-def _mapping_without_duplicates(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[str] = set()
-    for key, _ in node.value:
-        if key.value in seen and key.value != "<<":
-            raise UserError(
-                f"{key.start_mark.name}, line {key.start_mark.line + 1}: "
-                f"the key '{key.value}' stands twice"
-            )
-        seen.add(key.value)
-    loader.flatten_mapping(node)
-    return {
-        loader.construct_object(k, deep=True): loader.construct_object(v, deep=True)
-        for k, v in node.value
-    }
-
-
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_duplicates)
-
-
 def load(path: Path) -> Experiment:
     """Read and check an experiment's file."""
     return parse(read_yaml(path), path)
 
 
-def read_yaml(path: Path) -> Any:
-    try:
-        with Path(path).open(encoding="utf-8") as handle:
-            return yaml.load(handle, _Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-
-
 def parse(values: Any, path: Path | None = None) -> Experiment:
     """Check the values of an experiment; one error names every fault in them."""
-    faults: list[tuple[tuple[Any, ...], str]] = []
+    faults: list[Fault] = []
     try:
         experiment = Experiment.model_validate(values)
     except ValidationError as error:
@@ -413,7 +373,7 @@ def parse(values: Any, path: Path | None = None) -> Experiment:
         experiment = None
     faults += _contradictions(_valid_parts(values))
     if faults or experiment is None:
-        raise UserError(_describe(faults, path))
+        raise UserError(describe(faults, path))
     return experiment
 
 
@@ -433,9 +393,9 @@ def _valid_parts(values: Any) -> dict[str, dict[str, Any]]:
     return parts
 
 
-def _contradictions(parts: dict[str, dict[str, Any]]) -> list[tuple[tuple[Any, ...], str]]:
+def _contradictions(parts: dict[str, dict[str, Any]]) -> list[Fault]:
     """What is wrong between the sections of a file."""
-    faults: list[tuple[tuple[Any, ...], str]] = []
+    faults: list[Fault] = []
     pairs, settings, methods = parts["pairs"], parts["settings"], parts["methods"]
     for name, pair in pairs.items():
         if pair is None:
@@ -477,41 +437,3 @@ def _message(error: Any) -> str:
     if isinstance(value, str | int | float) and error["type"] != "value_error":
         message += f" (it is {value!r})"
     return message
-
-
-def _describe(faults: list[tuple[tuple[Any, ...], str]], path: Path | None) -> str:
-    tree = None
-    if path is not None and Path(path).is_file():
-        tree = yaml.compose(Path(path).read_text(encoding="utf-8"), _Loader)
-    rows = []
-    for location, message in dict.fromkeys(faults):
-        line, keys = _find(tree, location)
-        where = re.sub(r"\.\[", "[", ".".join(keys)) or "the file"
-        rows.append((line, f"  {f'line {line}: ' if line else ''}{where}: {message}"))
-    count = f"{len(rows)} error{'s' if len(rows) > 1 else ''}"
-    return f"{path or 'config'}: {count}\n" + "\n".join(row for _, row in sorted(rows))
-
-
-def _find(tree: Any, location: tuple[Any, ...]) -> tuple[int, list[str]]:
-    """The line of a path in the YAML tree (0 if unknown), and the path as one writes it.
-
-    pydantic puts the tag of a union into its paths; what is not in the tree on the way is left out.
-    """
-    line, keys, node = 0, [], tree
-    for i, part in enumerate(location):
-        last = i == len(location) - 1
-        if isinstance(part, int):
-            keys.append(f"[{part}]")
-            if isinstance(node, yaml.SequenceNode) and part < len(node.value):
-                node = node.value[part]
-                line = node.start_mark.line + 1
-            continue
-        found = None
-        if isinstance(node, yaml.MappingNode):
-            found = next(((k, v) for k, v in node.value if k.value == part), None)
-        if found:
-            line, node = found[0].start_mark.line + 1, found[1]
-            keys.append(str(part))
-        elif last or tree is None:
-            keys.append(str(part))
-    return line, keys

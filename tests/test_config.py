@@ -8,10 +8,13 @@ from copy import deepcopy
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 
 from metabt import config
-from metabt.config import load, parse, read_yaml
+from metabt.config import load, parse
+from metabt.config_file import read_yaml
+from metabt.data import subwords
 from metabt.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +46,11 @@ def test_config_yaml_is_the_paper_s_experiment():
     german = paper.pairs["en-de"]
     assert [d.sacrebleu for d in german.metadev] == ["wmt10", "wmt11", "wmt12"]
     assert [d.sacrebleu for d in german.dev + german.test] == ["wmt13", "wmt14/full"]
+
+
+def test_the_config_knows_the_limits_of_vocabularies():
+    assert config.MAX_VOCABULARY == subwords.MAX_VOCABULARY == np.iinfo(np.uint16).max
+    assert len(subwords.SPECIALS) == config.SPECIAL_TOKENS
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)

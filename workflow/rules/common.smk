@@ -8,6 +8,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from metabt import config as experiment_config
+from metabt import config_file
 from metabt.data import catalogue
 from metabt.errors import UserError
 
