@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from metabt.data.sources import File, Source
 
@@ -111,12 +112,14 @@ def compare(
     peers: Mapping[str, Callable[[], tuple[float, float]]],
     lines: int,
     repeats: int,
+    scratch: Path,
 ) -> dict[str, float]:
     """Let peers take turns; print lines/s, memory and the ratio to the first; return medians."""
     times: dict[str, list[float]] = {name: [] for name in peers}
     memory: dict[str, list[float]] = {name: [] for name in peers}
     for _ in range(repeats):
         for name, peer in peers.items():
+            clear(scratch)
             seconds, megabytes = peer()
             times[name].append(seconds)
             memory[name].append(megabytes)
@@ -130,13 +133,29 @@ def compare(
     return medians
 
 
-def check_same(scratch: Path) -> None:
+OUTPUTS = ("sorted", "dictionary", "mono.target", "mono.shard")
+
+
+def clear(scratch: Path) -> None:
+    """Every run begins with nothing to overwrite, and with the memory of the last one's output."""
+    for name in OUTPUTS:
+        (scratch / name).unlink(missing_ok=True)
+    os.sync()  # nobody waits for what another has left to write
+
+
+def check_same(text: Path, scratch: Path) -> None:
     """The result is the dictionary's (order kept), and as a set that of `sort -u`."""
-    ours = (scratch / "mono.target").read_bytes()
-    if ours != (scratch / "dictionary").read_bytes():
-        raise SystemExit("deduplication disagrees with a Python dictionary")
-    if ours.count(b"\n") != (scratch / "sorted").read_bytes().count(b"\n"):
-        raise SystemExit("deduplication disagrees with sort -u")
+    sizes = set()
+    for peer in (sort_unique, python_dictionary, metabt_clean):
+        clear(scratch)
+        peer(text, scratch)
+        name = {sort_unique: "sorted", python_dictionary: "dictionary"}.get(peer, "mono.target")
+        data = (scratch / name).read_bytes()
+        ordered = peer is not sort_unique
+        sizes.add((data.count(b"\n"), xxhash.xxh3_128_hexdigest(data) if ordered else ""))
+    counts = {count for count, _ in sizes}
+    if len(counts) != 1 or len(sizes) != 2:
+        raise SystemExit(f"the results differ: {sizes}")
 
 
 def bare_sentencepiece(model: Path, text: Path, scratch: Path) -> tuple[float, float]:
@@ -187,9 +206,9 @@ def main() -> None:
                 "Python dictionary": partial(python_dictionary, part, scratch),
                 "metabt clean": partial(metabt_clean, part, scratch),
             }
-            medians = compare("Deduplication", peers, count, options.repeats)
+            medians = compare("Deduplication", peers, count, options.repeats, scratch)
             growth[count] = medians
-            check_same(scratch)
+            check_same(part, scratch)
         (less, fifth), (more, whole) = growth.items()
         print(f"\nFrom {less:,} to {more:,} lines, that is without start-up:\n")
         for name in whole:
@@ -210,6 +229,7 @@ def main() -> None:
             },
             options.encode_lines,
             options.repeats,
+            scratch,
         )
 
 
