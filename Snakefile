@@ -14,6 +14,7 @@ if not workflow.configfiles:
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/vocab.smk"
+include: "workflow/rules/train.smk"
 
 
 # Everything that the config describes.
@@ -21,4 +22,5 @@ rule all:
     default_target: True
     input:
         all_shards(),
+        pretrained_models(),
         expand("results/tables/data.{format}", format=["tsv", "md", "html"]),

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metabt import __version__
-from metabt.errors import UserError
+from metabt.errors import Interrupted, UserError
 from metabt.files import read_json, write_json
+
+INTERRUPTED = 75  # EX_TEMPFAIL: a training run was asked to stop, and can go on
 
 # Verbs import what they need when they run: `metabt --help` answers at once.
 
@@ -31,6 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"metabt: error: {error.filename or 'i/o'}: {error.strerror or error}", file=sys.stderr
         )
         return 1
+    except Interrupted:
+        print(
+            "metabt: asked to stop; everything is saved, the same command goes on", file=sys.stderr
+        )
+        return INTERRUPTED
     except KeyboardInterrupt:
         print("metabt: interrupted", file=sys.stderr)
         return 130
@@ -180,6 +187,56 @@ def _encode(options: argparse.Namespace) -> None:
     write_json(options.output.with_suffix(".json"), statistics)
 
 
+def _train(options: argparse.Namespace) -> None:
+    from metabt.training.pretrain import pretrain
+
+    pretrain(
+        options.run_file,
+        options.output,
+        threads=options.threads,
+        micro_tokens=options.micro_tokens,
+        compile=options.compile,
+        device=options.device,
+        checkpoint_seconds=60 * options.checkpoint_minutes,
+    )
+
+
+def _translate(options: argparse.Namespace) -> None:
+    from metabt.config import Sampling
+    from metabt.nmt.translate import Generation, translate
+
+    generation = Generation(
+        options.generation,
+        options.beam,
+        options.length_penalty,
+        options.n_best,
+        Sampling(top_k=options.top_k, temperature=options.temperature),
+        options.seed,
+    )
+    translate(
+        options.model,
+        options.input,
+        options.output,
+        generation,
+        scores=options.scores,
+        batch_tokens=options.batch_tokens,
+        threads=options.threads,
+        device=options.device,
+    )
+
+
+def _export(options: argparse.Namespace) -> None:
+    from metabt.nmt.export import to_ctranslate2
+
+    to_ctranslate2(options.model, options.output)
+
+
+def _score(options: argparse.Namespace) -> None:
+    from metabt.evaluation.scores import score_files
+
+    write_json(options.output, score_files(options.hypotheses, options.references))
+
+
 def _statistics(options: argparse.Namespace) -> None:
     from metabt.data.statistics import pair_statistics
 
@@ -223,6 +280,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_synthesise(verbs)
     _add_corpus(verbs)
     _add_encoding(verbs)
+    _add_training(verbs)
+    _add_models(verbs)
     _add_statistics(verbs)
     return parser
 
@@ -323,6 +382,71 @@ def _add_encoding(verbs) -> None:  # type: ignore[no-untyped-def]
     verb.add_argument("shard", type=Path)
     verb.add_argument("--vocabulary", type=Path, required=True)
     verb.add_argument("--count", type=int, default=10)
+
+
+def _add_training(verbs) -> None:  # type: ignore[no-untyped-def]
+    verb = _verb(
+        verbs,
+        "train",
+        _train,
+        "train the model that a run.json describes",
+        "Goes on from the last checkpoint in the output directory, if there is one of the same "
+        f"run. SIGTERM and SIGUSR1 save and stop with exit code {INTERRUPTED}. Under torchrun, "
+        "several processes train one model.",
+    )
+    verb.add_argument("run_file", type=Path, metavar="RUN.json")
+    verb.add_argument("--output", type=Path, required=True, metavar="DIR")
+    _add_machine(verb)
+    verb.add_argument(
+        "--micro-tokens",
+        type=int,
+        help="tokens of one forward and backward pass; a batch is accumulated from as many as it "
+        "takes (default: 4096, on a GPU 16384). Lower it if memory runs out",
+    )
+    verb.add_argument("--compile", action="store_true", help="use torch.compile")
+    verb.add_argument(
+        "--checkpoint-minutes", type=float, default=10.0, help="at most between two (default: 10)"
+    )
+
+
+def _add_machine(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--threads", type=int, help="on a CPU (default: all that there are)")
+    verb.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
+
+
+def _add_models(verbs) -> None:  # type: ignore[no-untyped-def]
+    verb = _verb(
+        verbs,
+        "translate",
+        _translate,
+        "translate text with a trained model",
+        "One sentence a line in, one line out (or n), in the same order, as soon as it is there.",
+    )
+    verb.add_argument("--model", type=Path, required=True, metavar="DIR")
+    verb.add_argument("--input", type=Path, help="default: standard input")
+    verb.add_argument("--output", type=Path, help="default: standard output")
+    verb.add_argument("--generation", choices=["beam", "sampling", "noisy-beam"], default="beam")
+    verb.add_argument("--beam", type=int, default=4, help="1 is greedy search (default: 4)")
+    verb.add_argument("--length-penalty", type=float, default=0.6, help="default: 0.6")
+    verb.add_argument("--n-best", type=int, default=1, metavar="N", help="lines a sentence")
+    verb.add_argument("--top-k", type=int, help="sample among the k best (default: among all)")
+    verb.add_argument("--temperature", type=float, default=1.0)
+    verb.add_argument("--seed", type=int, default=1, help="of sampling and noise")
+    verb.add_argument(
+        "--scores",
+        action="store_true",
+        help="put the score, the log-probability and a tab before each line",
+    )
+    verb.add_argument("--batch-tokens", type=int, default=4096, help="changes the speed only")
+    _add_machine(verb)
+    verb = _verb(verbs, "export", _export, "convert a trained model for other software")
+    verb.add_argument("--model", type=Path, required=True, metavar="DIR")
+    verb.add_argument("--to", choices=["ctranslate2"], required=True)
+    verb.add_argument("--output", type=Path, required=True, metavar="DIR")
+    verb = _verb(verbs, "score", _score, "BLEU and chrF of translations, with their signatures")
+    verb.add_argument("hypotheses", type=Path)
+    verb.add_argument("references", type=Path)
+    verb.add_argument("--output", type=Path, required=True, metavar="JSON")
 
 
 def _add_statistics(verbs) -> None:  # type: ignore[no-untyped-def]

@@ -251,17 +251,27 @@ class Training(Model):
     optimiser: Optimiser
     label_smoothing: Share
     validate_every: Count = Field(description="steps between two measurements on dev")
+    select: Literal["loss", "bleu"] = Field("loss", description="what is best on dev")
     patience: Count | None = Field(None, description="measurements without a better one")
-    average: Count = Field(1, description="checkpoints averaged into the final model")
+    average: Count = Field(1, description="the best so many models are averaged into the final one")
+    diverged_after: Count = Field(
+        20, description="steps in a row without a finite loss and gradient, which are skipped"
+    )
 
 
 class LanguageModel(Model):
     transformer: Transformer
     training: Training
 
+    @model_validator(mode="after")
+    def _no_bleu(self) -> "LanguageModel":
+        if self.training.select == "bleu":
+            raise ValueError("a language model has no BLEU: select by loss")
+        return self
+
 
 class Sampling(Model):
-    top_k: Count | None = Field(None, description="sample among the k best; none = all")
+    top_k: Count | None = Field(default=None, description="sample among the k best; none = all")
     temperature: Rate = 1.0
 
 

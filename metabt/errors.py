@@ -1,4 +1,4 @@
-"""The one exception that a person is meant to read."""
+"""What ends a command before its work is done."""
 
 
 class UserError(Exception):
@@ -6,3 +6,7 @@ class UserError(Exception):
 
     The command line prints it without a traceback and exits with a non-zero code.
     """
+
+
+class Interrupted(Exception):  # noqa: N818
+    """A signal asked us to stop, and everything is saved: the same command goes on."""

@@ -16,6 +16,7 @@ class Progress:
         self.what, self.total, self.unit, self.done = what, total, unit, done
         self._began = self._spoke = time.monotonic()
         self._at_start = done
+        self.note = ""  # shown beside the count
         self._bar: tqdm | None = None
         if sys.stderr.isatty():
             size = unit == "B"
@@ -31,6 +32,8 @@ class Progress:
     def add(self, count: int) -> None:
         self.done += count
         if self._bar is not None:
+            if self.note:
+                self._bar.set_postfix_str(self.note, refresh=False)
             self._bar.update(count)
         elif time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES:
             self._spoke = time.monotonic()
@@ -42,11 +45,19 @@ class Progress:
         if self.total:
             minutes = (self.total - self.done) / max(rate, 1e-9) / 60
             text += f" of {self._amount(self.total)} ({self.done / self.total:.0%})"
-            return f"{text}, {self._amount(rate)}/s, {minutes:.1f} min left"
-        return f"{text}, {self._amount(rate)}/s"
+            text = f"{text}, {self._amount(rate)}/s, {minutes:.1f} min left"
+        else:
+            text = f"{text}, {self._amount(rate)}/s"
+        return f"{text}; {self.note}" if self.note else text
 
     def _amount(self, count: float) -> str:
-        return f"{count / 1e6:,.1f} MB" if self.unit == "B" else f"{count:,.0f} {self.unit}"
+        return (
+            f"{count / 1e6:,.1f} MB"
+            if self.unit == "B"
+            else f"{count:,.0f} {self.unit}"
+            if count >= 10 or count == int(count)
+            else f"{count:.2g} {self.unit}"
+        )
 
     def __enter__(self) -> "Progress":
         return self

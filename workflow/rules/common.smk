@@ -11,6 +11,7 @@ from metabt import config as experiment_config
 from metabt import config_file
 from metabt.data import catalogue
 from metabt.errors import UserError
+from metabt.training.run import Run
 
 # Rules call `metabt`: the one that belongs to this Snakemake, whether its environment is active or not.
 shell.prefix(f"set -euo pipefail; export PATH='{Path(sys.executable).parent}':$PATH; ")
@@ -52,6 +53,7 @@ wildcard_constraints:
     pair=one_of(EXPERIMENT.pairs),
     download=one_of(RESOURCES),
     set=one_of(TRAINING_SETS + HELD_OUT_SETS),
+    model="backward|lm",
 
 
 def check_targets(targets):
@@ -200,3 +202,48 @@ def subword_texts(wildcards):
         for side, language in zip(sides_of(name), pair.sides(name))
         if models[language] == wildcards.model
     ]
+
+
+def pretraining_shards(wildcards):
+    """What a backward model or a language model is trained on, and the dev set."""
+    backward = [
+        name for name in ("parallel", "related") if name in sets_of(wildcards.pair)
+    ]
+    names = backward if wildcards.model == "backward" else ["parallel"]
+    return [f"results/{wildcards.pair}/shards/{name}.shard" for name in [*names, "dev"]]
+
+
+def pretraining_run(wildcards):
+    """The run.json of a backward model, or of the language model of the source language."""
+    pair = EXPERIMENT.pairs[wildcards.pair]
+    setting = EXPERIMENT.setting(wildcards.pair)
+    *train, dev = pretraining_shards(wildcards)
+    if wildcards.model == "backward":
+        kind, shape, training = "translation", setting.transformer, setting.backward
+        languages, sides = [pair.target, pair.source], [1, 0]
+    else:
+        model = setting.language_model
+        kind, shape, training = "language-model", model.transformer, model.training
+        languages, sides = [pair.source], [0]
+    run = Run(
+        kind=kind,
+        languages=languages,
+        sides=sides,
+        train=train,
+        dev=dev,
+        vocabulary=f"results/{wildcards.pair}/vocab/vocab.json",
+        transformer=shape,
+        training=training,
+        seed=setting.seeds[0],
+    )
+    return run.model_dump_json(indent=1)
+
+
+def pretrained_models():
+    """Every pair's backward model, scored, and the language models that DualNMT needs."""
+    targets = [f"results/{pair}/backward/scores.json" for pair in EXPERIMENT.pairs]
+    for pair in EXPERIMENT.pairs:
+        methods = [EXPERIMENT.methods[m] for m in EXPERIMENT.setting(pair).methods]
+        if any(method.algorithm == "dualnmt" for method in methods):
+            targets.append(f"results/{pair}/lm/training.json")
+    return targets

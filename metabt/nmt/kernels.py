@@ -1,0 +1,211 @@
+"""Compiled loops for training on CPUs: what torch does in many passes over memory, in one.
+
+All of them work on float32 rows of tokens without padding (ragged.py), in one thread, without the
+interpreter's lock: the trainer gives each thread sentences of its own. tests/test_operators.py
+holds them against torch's own operators. GPUs never come here.
+"""
+
+import numpy as np
+from numba import float32, njit, uint32
+
+_MIX1 = np.uint32(0x7FEB352D)
+_MIX2 = np.uint32(0x846CA68B)
+
+# Sums in any order, but a value that is not finite stays so: the trainer looks for it.
+_compiled = njit(
+    nogil=True,
+    cache=True,
+    fastmath={"reassoc", "contract", "arcp", "nsz", "afn"},
+    error_model="numpy",
+)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _hash(i, low, high):
+    """32 bits that look random, of a counter and a seed of 64 bits."""
+    x = uint32(uint32(i) ^ low)  # numba makes 64 bits of every operation on 32
+    x = uint32(x ^ (x >> uint32(16)))
+    x = uint32(x + high)
+    x = uint32(x * _MIX1)
+    x = uint32(x ^ (x >> uint32(15)))
+    x = uint32(x * _MIX2)
+    x = uint32(x ^ (x >> uint32(16)))
+    return x
+
+
+# --- norm(x + dropout(y + bias)) ------------------------------------------------------------------
+# An element is dropped if the hash of its number is below `dropped` of 2^32. The mask is never
+# stored: the backward pass computes it again.
+
+
+@_compiled
+def residual_forward(x, y, bias, dropped, scale, low, high):
+    """y becomes x + dropout(y + bias)."""
+    rows, width = x.shape
+    for t in range(rows):
+        for d in range(width):
+            keep = _hash(t * width + d, low, high) >= dropped
+            y[t, d] = x[t, d] + ((y[t, d] + bias[d]) * scale if keep else float32(0))
+
+
+@_compiled
+def norm_forward(x, weight, bias, epsilon, out, mean, rstd):
+    rows, width = x.shape
+    share = float32(1) / float32(width)
+    for t in range(rows):
+        total = float32(0)
+        for d in range(width):
+            total += x[t, d]
+        centre = total * share
+        squares = float32(0)
+        for d in range(width):
+            squares += (x[t, d] - centre) * (x[t, d] - centre)
+        inverse = float32(1) / np.sqrt(squares * share + float32(epsilon))
+        mean[t], rstd[t] = centre, inverse
+        for d in range(width):
+            out[t, d] = (x[t, d] - centre) * inverse * weight[d] + bias[d]
+
+
+@_compiled
+def norm_backward(grad, x, weight, mean, rstd, grad_x, grad_weight, grad_bias):
+    rows, width = x.shape
+    share = float32(1) / float32(width)
+    for t in range(rows):
+        centre, inverse = mean[t], rstd[t]
+        total = float32(0)
+        dot = float32(0)
+        for d in range(width):
+            normal = (x[t, d] - centre) * inverse
+            slope = grad[t, d] * weight[d]
+            total += slope
+            dot += slope * normal
+            grad_weight[d] += grad[t, d] * normal
+            grad_bias[d] += grad[t, d]
+        total *= share
+        dot *= share
+        for d in range(width):
+            normal = (x[t, d] - centre) * inverse
+            grad_x[t, d] = (grad[t, d] * weight[d] - total - normal * dot) * inverse
+
+
+@_compiled
+def residual_backward(grad, dropped, scale, low, high, grad_y, grad_bias):
+    rows, width = grad.shape
+    for t in range(rows):
+        for d in range(width):
+            keep = _hash(t * width + d, low, high) >= dropped
+            value = grad[t, d] * scale if keep else float32(0)
+            grad_y[t, d] = value
+            grad_bias[d] += value
+
+
+# --- relu(x + bias) -------------------------------------------------------------------------------
+
+
+@_compiled
+def relu_forward(x, bias):
+    rows, width = x.shape
+    for t in range(rows):
+        for d in range(width):
+            value = x[t, d] + bias[d]
+            x[t, d] = float32(0) if value < float32(0) else value
+
+
+@_compiled
+def relu_backward(grad, out, grad_bias):
+    """grad becomes that of x."""
+    rows, width = grad.shape
+    for t in range(rows):
+        for d in range(width):
+            value = float32(0) if out[t, d] == float32(0) else grad[t, d]
+            grad[t, d] = value
+            grad_bias[d] += value
+
+
+# --- attention ------------------------------------------------------------------------------------
+# Queries are the first columns of one array; keys and values are columns of another one or the
+# same, beginning at k0 and v0. Sentence b has the rows from ends[b - 1] to ends[b].
+
+
+@_compiled
+def _dot(a, b):
+    total = float32(0)
+    for d in range(len(a)):
+        total += a[d] * b[d]
+    return total
+
+
+@_compiled
+def _add(a, factor, b):
+    for d in range(len(a)):
+        a[d] += factor * b[d]
+
+
+@_compiled
+def attention_forward(queries, memory, k0, v0, q_ends, m_ends, heads, width, causal, out, weights):
+    """`weights` receives every softmax, one after the other: sentence, head, query."""
+    size = width // heads
+    scale = float32(1 / np.sqrt(size))
+    at = 0
+    q_begin = m_begin = 0
+    for b in range(len(q_ends)):
+        q_end, m_end = q_ends[b], m_ends[b]
+        for h in range(heads):
+            q1, k1, v1 = h * size, k0 + h * size, v0 + h * size
+            for i in range(q_begin, q_end):
+                seen = i - q_begin + 1 if causal else m_end - m_begin
+                softmax = weights[at : at + seen]
+                query = queries[i, q1 : q1 + size]
+                for j in range(seen):
+                    softmax[j] = scale * _dot(query, memory[m_begin + j, k1 : k1 + size])
+                highest = float32(-np.inf)
+                for j in range(seen):
+                    highest = max(highest, softmax[j])
+                total = float32(0)
+                for j in range(seen):
+                    softmax[j] = np.exp(softmax[j] - highest)
+                    total += softmax[j]
+                total = float32(1) / total
+                result = out[i, q1 : q1 + size]
+                result[:] = 0
+                for j in range(seen):
+                    softmax[j] *= total
+                    _add(result, softmax[j], memory[m_begin + j, v1 : v1 + size])
+                at += seen
+        q_begin, m_begin = q_end, m_end
+
+
+@_compiled
+def attention_backward(
+    grad, queries, memory, k0, v0, q_ends, m_ends, heads, width, causal, weights, grad_q, grad_m
+):
+    """Adds to `grad_q` and `grad_m`, which have the columns of `queries` and `memory`."""
+    size = width // heads
+    scale = float32(1 / np.sqrt(size))
+    at = 0
+    q_begin = m_begin = 0
+    longest = 0
+    for b in range(len(m_ends)):
+        longest = max(longest, m_ends[b] - (m_ends[b - 1] if b else 0))
+    slopes = np.empty(longest, np.float32)
+    for b in range(len(q_ends)):
+        q_end, m_end = q_ends[b], m_ends[b]
+        for h in range(heads):
+            q1, k1, v1 = h * size, k0 + h * size, v0 + h * size
+            for i in range(q_begin, q_end):
+                seen = i - q_begin + 1 if causal else m_end - m_begin
+                softmax = weights[at : at + seen]
+                slope = grad[i, q1 : q1 + size]
+                query = queries[i, q1 : q1 + size]
+                grad_query = grad_q[i, q1 : q1 + size]
+                total = float32(0)
+                for j in range(seen):
+                    slopes[j] = _dot(slope, memory[m_begin + j, v1 : v1 + size])
+                    total += slopes[j] * softmax[j]
+                    _add(grad_m[m_begin + j, v1 : v1 + size], softmax[j], slope)
+                for j in range(seen):
+                    factor = softmax[j] * (slopes[j] - total) * scale
+                    _add(grad_query, factor, memory[m_begin + j, k1 : k1 + size])
+                    _add(grad_m[m_begin + j, k1 : k1 + size], factor, query)
+                at += seen
+        q_begin, m_begin = q_end, m_end

@@ -1,0 +1,1 @@
+"""How models are trained: one loop, its optimisers, checkpoints, threads and processes."""

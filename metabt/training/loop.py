@@ -1,0 +1,243 @@
+"""The one training loop: steps, measurements, checkpoints, signals, early stopping.
+
+What a step does is the task's business. The loop knows when to measure on dev, which models to
+keep, when to stop, and how to go on after any interruption with the very same bits.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from metabt.config import Training
+from metabt.errors import Interrupted
+from metabt.progress import Progress
+from metabt.tensor_files import copy_into, read_tensors, write_tensors
+from metabt.training.distributed import Group
+from metabt.training.metrics import Metrics
+
+CHECKPOINT_SECONDS = 600.0  # between two, besides those at measurements
+STEPS_PER_ROW = 50  # of metrics.csv
+
+
+class Task(Protocol):
+    """What is trained. `step` and `measure` are called by all processes together."""
+
+    training: Training
+    columns: ClassVar[list[str]]
+
+    def step(self, number: int) -> dict[str, float] | None:
+        """One update; what it adds to the row's sums, or None if it was not finite and skipped."""
+
+    def row(self, sums: dict[str, float]) -> dict[str, float]:
+        """What metrics.csv shows of the sums over a few steps."""
+
+    def measure(self, stop: "Signals") -> dict[str, float]:
+        """Dev loss and the like. Must contain what `training.select` names as dev_<select>."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that changes, to be saved or filled."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """The model that is wanted in the end."""
+
+    def position(self) -> Any:
+        """What else changes, as JSON."""
+
+    def go_to(self, position: Any) -> None: ...
+
+
+@dataclass
+class State:
+    """Where a run is."""
+
+    step: int = 0
+    measured: int = 0  # the step of the last measurement on dev
+    best: list[tuple[float, int]] = field(default_factory=list)  # (score, step), best first
+    without_better: int = 0
+    skipped: int = 0
+    skipped_in_row: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    status: str = "running"  # then: finished, stopped early, diverged
+
+
+class Signals:
+    """SIGTERM, SIGINT and SIGUSR1 (Slurm's warning before the time limit) ask the loop to stop."""
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.received = group, False
+
+    def _receive(self, *_: Any) -> None:
+        self.received = True
+
+    @contextmanager
+    def handled(self) -> Iterator["Signals"]:
+        numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+        before = [signal.signal(number, self._receive) for number in numbers]
+        try:
+            yield self
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    def stop(self) -> bool:
+        """Has any process been asked to?"""
+        return self.group.any(self.received)
+
+
+class Loop:
+    """Trains a task in a directory, whose `checkpoint` folder holds the last state, the best models
+    and the metrics so far.
+
+    `identity` describes the run: a checkpoint of another one is not continued.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        identity: Any,
+        directory: Path,
+        group: Group,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ) -> None:
+        self.task, self.identity, self.group = task, identity, group
+        self.folder = directory / "checkpoint"
+        self.last = self.folder / "last.safetensors"
+        self.checkpoint_seconds = checkpoint_seconds
+        self.state = self._restore()
+        self.saved = time.monotonic()
+        self.metrics = None
+        if group.first and self.state.status == "running":
+            columns = [*task.columns, "skipped"]
+            self.metrics = Metrics(self.folder / "metrics.csv", columns, self.state.step)
+
+    def run(self) -> State:
+        """Train until the end, early stopping or divergence; a signal raises Interrupted."""
+        state, training = self.state, self.task.training
+        if state.status != "running":
+            return state
+        bar = Progress("training", training.steps, "steps", state.step)
+        with Signals(self.group).handled() as signals, bar:
+            while state.status == "running":
+                due = state.step == training.steps or state.step % training.validate_every == 0
+                if due and state.measured < state.step:
+                    self._measure(signals)
+                elif state.step == training.steps:
+                    state.status = "finished"
+                else:
+                    self._step(bar)
+                    self._save_if_asked(signals)
+        self._save(finished=True)
+        if self.metrics is not None:
+            self.metrics.close()
+        return state
+
+    def _step(self, bar: Progress) -> None:
+        state = self.state
+        sums = self.task.step(state.step + 1)
+        state.step += 1
+        if sums is None:
+            state.skipped += 1
+            state.skipped_in_row += 1
+            if state.skipped_in_row >= self.task.training.diverged_after:
+                state.status = "diverged"
+        else:
+            state.skipped_in_row = 0
+            for name, value in sums.items():
+                state.sums[name] = state.sums.get(name, 0.0) + value
+        if state.step % STEPS_PER_ROW == 0 and state.sums:
+            row = self.task.row(state.sums)
+            state.sums = {}
+            bar.note = ", ".join(f"{name} {value:.4g}" for name, value in row.items())
+            if self.metrics is not None:
+                self.metrics.write(state.step, {**row, "skipped": state.skipped})
+        bar.add(1)
+
+    def _save_if_asked(self, signals: Signals) -> None:
+        if signals.stop():
+            self._save()
+            raise Interrupted
+        if self.group.any(time.monotonic() - self.saved > self.checkpoint_seconds):
+            self._save()
+
+    def _measure(self, signals: Signals) -> None:
+        """Measure on dev, and keep the model if it is one of the best."""
+        state, training = self.state, self.task.training
+        try:
+            scores = self.task.measure(signals)
+        except Interrupted:
+            self._save()
+            raise
+        if self.metrics is not None:
+            self.metrics.write(state.step, scores)
+        score = scores[f"dev_{training.select}"] * (-1 if training.select == "loss" else 1)
+        better = math.isfinite(score) and (not state.best or score > state.best[0][0])
+        state.without_better = 0 if better else state.without_better + 1
+        if math.isfinite(score):
+            best = sorted([*state.best, (score, state.step)], key=lambda b: (-b[0], b[1]))
+            state.best = best[: training.average]
+        if self.group.first and state.step in [step for _, step in state.best]:
+            write_tensors(self._snapshot(state.step), self.task.weights(), {"step": state.step})
+        state.measured = state.step
+        if training.patience and state.without_better >= training.patience:
+            state.status = "stopped early"
+        self._save()
+
+    def _snapshot(self, step: int) -> Path:
+        return self.folder / f"best-{step}.safetensors"
+
+    def _save(self, finished: bool = False) -> None:
+        """Write the last state; of a finished run only what says that it is finished."""
+        if self.group.first:
+            if self.metrics is not None:
+                self.metrics.sync()
+            tensors = {} if finished else self.task.tensors()
+            position = None if finished else self.task.position()
+            description = {
+                "run": self.identity,
+                "state": asdict(self.state),
+                "position": position,
+            }
+            write_tensors(self.last, tensors, description)
+            kept = {self._snapshot(step) for _, step in self.state.best}
+            for path in self.folder.glob("best-*.safetensors"):
+                if path not in kept:
+                    path.unlink()
+        self.group.wait()
+        self.saved = time.monotonic()
+
+    def _restore(self) -> State:
+        """The state of the last checkpoint, if there is one and it is this run's."""
+        if not self.last.exists():
+            return State()
+        tensors, description = read_tensors(self.last)
+        if description["run"] != self.identity:
+            if self.group.first:
+                print(f"{self.last}: of another run (run.json has changed): starting anew")
+            self.group.wait()
+            return State()
+        state = State(**description["state"])
+        state.best = [(score, step) for score, step in state.best]
+        if state.status == "running":
+            copy_into(self.task.tensors(), tensors, self.last)
+            self.task.go_to(description["position"])
+            if self.group.first:
+                print(f"{self.last}: going on at step {state.step:,}", flush=True)
+        return state
+
+    def best_weights(self) -> dict[str, Tensor]:
+        """The best model by dev, or the average of the best ones; without any, the last one."""
+        if not self.state.best:
+            return self.task.weights()
+        sums: dict[str, Tensor] = {}
+        for _, step in self.state.best:
+            tensors, _ = read_tensors(self._snapshot(step))
+            for name, tensor in tensors.items():
+                sums[name] = sums[name] + tensor if name in sums else tensor.double()
+        return {name: (tensor / len(self.state.best)).float() for name, tensor in sums.items()}
