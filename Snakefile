@@ -17,10 +17,17 @@ include: "workflow/rules/vocab.smk"
 include: "workflow/rules/train.smk"
 
 
+# Data only: downloaded, cleaned, encoded, counted. Needs no GPU.
+rule data:
+    input:
+        all_shards(),
+        expand("results/tables/data.{format}", format=["tsv", "md", "html"]),
+
+
 # Everything that the config describes.
 rule all:
     default_target: True
     input:
-        all_shards(),
+        rules.data.input,
         pretrained_models(),
-        expand("results/tables/data.{format}", format=["tsv", "md", "html"]),
+

@@ -96,18 +96,52 @@ def check_shard(shard, texts, subwords):
     assert max(int(ids.max()) for side in batch.sides for ids in side) < subwords.size
 
 
-def test_demo_from_nothing_twice_the_same(tmp_path):
+def test_demo_data_from_nothing_twice_the_same(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
-    snakemake(one, "demo.yaml", "all", cores=2)
-    snakemake(two, "demo.yaml", "all", cores=1)
+    snakemake(one, "demo.yaml", "data", cores=2)
+    snakemake(two, "demo.yaml", "data", cores=1)
     first, second = produced(one), produced(two)
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
     check_pair(one / "results", "qat-qas", ["test", "dev", "metadev", "parallel", "mono"])
     multilingual = ["test", "dev", "metadev", "parallel", "related", "mono"]
     check_pair(one / "results", "qas-qat", multilingual)
-    assert "Nothing to be done" in snakemake(one, "demo.yaml", "all")
+    assert "Nothing to be done" in snakemake(one, "demo.yaml", "data")
     check_what_a_config_edit_reruns(one, tmp_path)
+    check_models(one, tmp_path)
+
+
+def check_models(directory, tmp_path):
+    """Backward and language models, trained briefly through their rules."""
+    text = (ROOT / "config" / "demo.yaml").read_text()
+    short = tmp_path / "short.yaml"
+    short.write_text(text.replace("steps: 400", "steps: 20").replace("every: 100", "every: 10"))
+    snakemake(directory, short, "all")
+    for pair, languages in (("qat-qas", ["qas", "qat"]), ("qas-qat", ["qat", "qas"])):
+        results = directory / "results" / pair
+        described = json.loads((results / "backward" / "model.json").read_text())
+        assert (described["kind"], described["languages"]) == ("translation", languages)
+        described = json.loads((results / "lm" / "model.json").read_text())
+        assert (described["kind"], described["languages"]) == ("language-model", languages[1:])
+        run = json.loads((results / "backward" / "run.json").read_text())
+        assert run["sides"] == [1, 0]
+        assert len(run["train"]) == (1 if pair == "qat-qas" else 2)
+        for model in ("backward", "lm"):
+            record = json.loads((results / model / "training.json").read_text())
+            assert (record["status"], record["steps"]) == ("finished", 20)
+        scores = json.loads((results / "backward" / "scores.json").read_text())
+        assert scores["sentences"] == len(lines(results / "corpus" / "test.target"))
+        assert 0 <= scores["bleu"]["score"] <= 100
+        assert scores["bleu"]["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+    assert "Nothing to be done" in snakemake(directory, short, "all")
+    # A rate of one setting's language model: that model and no other.
+    edited = tmp_path / "rate.yaml"
+    edited.write_text(short.read_text().replace("layers: 1", "layers: 2"))
+    plan = snakemake(directory, edited, "-n", "all", "--quiet", "progress")
+    assert "results/qat-qas/lm/model.safetensors" in plan
+    assert "backward/model.safetensors" not in plan
+    edited.write_text(short.read_text() + "# a comment\n")
+    assert "Nothing to be done" in snakemake(directory, edited, "-n", "all")
 
 
 def check_what_a_config_edit_reruns(directory, tmp_path):
@@ -115,9 +149,9 @@ def check_what_a_config_edit_reruns(directory, tmp_path):
     text = (ROOT / "config" / "demo.yaml").read_text()
     edited = tmp_path / "edited.yaml"
     edited.write_text(text + "# one more comment\n")
-    assert "Nothing to be done" in snakemake(directory, edited, "-n", "all")
+    assert "Nothing to be done" in snakemake(directory, edited, "-n", "data")
     edited.write_text(text.replace("size: 600", "size: 500"))
-    plan = snakemake(directory, edited, "-n", "all", "--quiet", "progress")
+    plan = snakemake(directory, edited, "-n", "data", "--quiet", "progress")
     assert "rule subwords" in plan
     assert "results/qas-qat/vocab" not in plan
     assert "rule clean_" not in plan
@@ -162,7 +196,7 @@ def test_a_wrong_file_put_there_by_hand_is_refused(tmp_path):
 
 @needs_mirror
 def test_multi30k_from_its_addresses_to_shards(tmp_path):
-    snakemake(tmp_path, "multi30k.yaml", "all")
+    snakemake(tmp_path, "multi30k.yaml", "data")
     results = tmp_path / "results"
     check_pair(results, "en-de", ["test", "dev", "metadev", "parallel", "mono"])
     statistics = json.loads((results / "en-de" / "corpus" / "stats.json").read_text())
@@ -177,13 +211,13 @@ def test_multi30k_from_its_addresses_to_shards(tmp_path):
     assert (tmp_path / "resources" / "downloads" / "raw.githubusercontent.com").is_dir()
     # Another number of threads, the same bytes.
     before = produced(tmp_path)
-    snakemake(tmp_path, "multi30k.yaml", "all", "--forceall", cores=1)
+    snakemake(tmp_path, "multi30k.yaml", "data", "--forceall", cores=1)
     assert produced(tmp_path) == before
 
 
 @needs_mirror
 def test_ted_layout_archive_to_shards(tmp_path):
-    snakemake(tmp_path, "ted-small.yaml", "--config", f"ted_archive={TED_MINI}", "--", "all")
+    snakemake(tmp_path, "ted-small.yaml", "--config", f"ted_archive={TED_MINI}", "--", "data")
     results = tmp_path / "results"
     for pair, train, dev, test in (("az-en", 5946, 671, 903), ("gl-en", 10_017, 682, 1007)):
         sets = ["test", "dev", "metadev", "parallel", "related", "mono"]

@@ -164,40 +164,42 @@ def convert(ours: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
             theirs[f"{to}.{kind}"] = ours[f"{name}.{kind}"][part]
 
     width = ours["embedding.weight"].shape[1]
-    parts = [slice(i * width, (i + 1) * width) for i in range(2 * layers + 3)]
+    parts = [slice(i * width, (i + 1) * width) for i in range(3)]
     for side, attention in (("encoder", "attention"), ("decoder", "self_attention")):
         for i in range(layers):
-            here, there = f"{side}.layers.{i}", f"{side}.layers.{i}"
-            for part, letter in zip(parts, "qkv", strict=False):
-                put(f"{here}.{attention}.qkv", to=f"{there}.self_attn.{letter}_proj", part=part)
-            put(f"{here}.{attention}.out", to=f"{there}.self_attn.out_proj")
-            put(f"{here}.{attention}_norm", to=f"{there}.self_attn_layer_norm")
-            put(f"{here}.feed_forward.inner", to=f"{there}.fc1")
-            put(f"{here}.feed_forward.outer", to=f"{there}.fc2")
-            put(f"{here}.feed_forward_norm", to=f"{there}.final_layer_norm")
+            here, there = f"{side}.{i}", f"{side}.layers.{i}"
+            for part, letter in zip(parts, "qkv", strict=True):
+                name = f"{here}.{attention}.function.qkv"
+                put(name, to=f"{there}.self_attn.{letter}_proj", part=part)
+            put(f"{here}.{attention}.function.out", to=f"{there}.self_attn.out_proj")
+            put(f"{here}.{attention}.norm", to=f"{there}.self_attn_layer_norm")
+            put(f"{here}.feed_forward.function.inner", to=f"{there}.fc1")
+            put(f"{here}.feed_forward.function.out", to=f"{there}.fc2")
+            put(f"{here}.feed_forward.norm", to=f"{there}.final_layer_norm")
     for i in range(layers):
-        here, there = f"decoder.layers.{i}", f"decoder.layers.{i}.encoder_attn"
-        put(f"{here}.cross_attention.query", to=f"{there}.q_proj")
-        put("decoder.memory", to=f"{there}.k_proj", part=parts[2 * i])
-        put("decoder.memory", to=f"{there}.v_proj", part=parts[2 * i + 1])
-        put(f"{here}.cross_attention.out", to=f"{there}.out_proj")
-        put(f"{here}.cross_attention_norm", to=f"{there}_layer_norm")
+        here, there = f"decoder.{i}.cross_attention", f"decoder.layers.{i}.encoder_attn"
+        put(f"{here}.function.query", to=f"{there}.q_proj")
+        for part, letter in zip(parts[:2], "kv", strict=True):
+            put(f"{here}.function.key_value", to=f"{there}.{letter}_proj", part=part)
+        put(f"{here}.function.out", to=f"{there}.out_proj")
+        put(f"{here}.norm", to=f"{there}_layer_norm")
     embedding, table = ours["embedding.weight"], positions(POSITIONS, width)
     theirs["shared.weight"] = embedding
     for side in ("encoder", "decoder"):
         theirs[f"{side}.embed_tokens.weight"] = embedding
         theirs[f"{side}.embed_positions.weight"] = table
     named = {f"model.{name}": value for name, value in theirs.items()}
-    zeros = torch.zeros(1, len(embedding))
-    return named | {"lm_head.weight": embedding, "final_logits_bias": zeros}
+    bias = torch.zeros(1, len(embedding))
+    bias[0, :END] = -1e9  # padding and begin mark are no outputs
+    return named | {"lm_head.weight": embedding, "final_logits_bias": bias}
 
 
 def load(directory: Path, attention: str) -> Any:
-    shape = json.loads((directory / "config.json").read_text())
+    shape = json.loads((directory / "model.json").read_text())["transformer"]
     if shape["norm"] != "post":
         raise SystemExit("MarianMT normalises after each sublayer only")
-    model = build(shape, attention)
     ours = toolkit("safetensors.torch").load_file(directory / "model.safetensors")
+    model = build(shape | {"vocabulary": len(ours["embedding.weight"])}, attention)
     model.load_state_dict(convert(ours, shape["layers"]))
     return model.eval()
 
