@@ -9,7 +9,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help:
 	@echo "make install   the environment, in .venv (the other targets call it)"
-	@echo "make demo      the data side in small: generated text to token shards"
+	@echo "make demo      the experiment in small, as far as it is built, on invented languages"
 	@echo "make test      the tests;  make test-all  also the slow ones"
 	@echo "make check     formatting, lint, types, workflow"
 	@echo "make bench     speed against peers (benchmarks/)"
@@ -25,6 +25,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/snakemake --directory runs/demo --configfile config/demo.yaml --cores 2 --quiet rules -- all
 	@cat runs/demo/results/tables/data.md
+	@echo "Backward models on the test set:"
+	@for scores in runs/demo/results/*/backward/scores.json; do echo "  $$scores: BLEU $$(sed -n '/"bleu":/{n;s/.*: \(.*\),/\1/p}' $$scores)"; done
 
 test: install
 	$(BIN)/pytest -n 2 -m 'not slow'
@@ -48,6 +50,7 @@ format: install
 
 bench: install
 	$(BIN)/python benchmarks/data.py
+	$(BIN)/python benchmarks/engine.py
 
 clean:
 	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache *.egg-info

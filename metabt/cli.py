@@ -399,7 +399,7 @@ def _add_training(verbs) -> None:  # type: ignore[no-untyped-def]
     _add_machine(verb)
     verb.add_argument(
         "--micro-tokens",
-        type=int,
+        type=_count,
         help="tokens of one forward and backward pass; a batch is accumulated from as many as it "
         "takes (default: 4096, on a GPU 16384). Lower it if memory runs out",
     )
@@ -409,8 +409,22 @@ def _add_training(verbs) -> None:  # type: ignore[no-untyped-def]
     )
 
 
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError("must be greater than 0")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
 def _add_machine(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--threads", type=int, help="on a CPU (default: all that there are)")
+    verb.add_argument("--threads", type=_count, help="on a CPU (default: all that there are)")
     verb.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
 
 
@@ -429,8 +443,8 @@ def _add_models(verbs) -> None:  # type: ignore[no-untyped-def]
     verb.add_argument("--beam", type=int, default=4, help="1 is greedy search (default: 4)")
     verb.add_argument("--length-penalty", type=float, default=0.6, help="default: 0.6")
     verb.add_argument("--n-best", type=int, default=1, metavar="N", help="lines a sentence")
-    verb.add_argument("--top-k", type=int, help="sample among the k best (default: among all)")
-    verb.add_argument("--temperature", type=float, default=1.0)
+    verb.add_argument("--top-k", type=_count, help="sample among the k best (default: among all)")
+    verb.add_argument("--temperature", type=_positive, default=1.0)
     verb.add_argument("--seed", type=int, default=1, help="of sampling and noise")
     verb.add_argument(
         "--scores",

@@ -43,7 +43,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         raise UserError(f"{path}: not a whole safetensors file ({error})") from error
     try:
         about = json.loads(metadata["metabt"])
-        version, text, expected = about["version"], about["description"], about["xxh3"]
+        version, text, expected = about["version"], str(about["description"]), about["xxh3"]
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not a file of tensors that metabt wrote") from error
     if version != VERSION:

@@ -14,7 +14,6 @@ import sys
 import time
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,11 +22,14 @@ import torch
 from toy import LETTERS, sentences, toy_run, write_toy
 
 from metabt.cli import main
+from metabt.config import Transformer as Shape
+from metabt.data.subwords import train_bpe, write_vocabulary
 from metabt.errors import UserError
 from metabt.nmt import translate as translate_module
 from metabt.nmt.decoding import beam_search, greedy
 from metabt.nmt.export import to_ctranslate2
 from metabt.nmt.model_files import load_model, save_model
+from metabt.nmt.transformer import Transformer
 from metabt.tensor_files import read_tensors, write_tensors
 from metabt.training.pretrain import pretrain
 
@@ -52,14 +54,16 @@ FILES = {"model.safetensors", "model.json", "vocab/vocab.json", "vocab/joint.mod
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Two briefly trained models, whose training data are gone."""
+    """Two briefly trained models, one better than the other, whose training data are gone."""
     directory = tmp_path_factory.mktemp("models")
-    write_toy(directory / "toy")
-    for norm in ("post", "pre"):
+    write_toy(directory / "toy", train=2000, longest=6)
+    shape = {"layers": 2, "width": 32, "feed_forward": 64, "heads": 4, "dropout": 0.0}
+    for norm, steps in (("post", 200), ("pre", 60)):
         run_file = toy_run(
             directory / "toy",
-            transformer={"norm": norm, "layers": 2},
-            training={"steps": 150, "validate_every": 150},
+            transformer={**shape, "norm": norm},
+            training={"steps": steps, "validate_every": steps, "batch": {"sentences": 64}},
+            optimiser={"rate": 0.006, "warmup": 40},
         )
         pretrain(run_file, directory / norm, threads=1)
     shutil.rmtree(directory / "toy")
@@ -81,17 +85,24 @@ def copied(trained, tmp_path):
 
 
 @pytest.fixture
-def metabt(monkeypatch, capsysbinary):
+def metabt(monkeypatch, capsysbinary, tmp_path_factory):
     """The command line in this process: exit code, standard output and error."""
 
     def run(*arguments, stdin=b""):
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
+        path = tmp_path_factory.mktemp("stdin") / "text"
+        path.write_bytes(stdin)
+        with path.open("rb") as file:
+            os.dup2(file.fileno(), 0)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(open(0, "rb", closefd=False)))
         capsysbinary.readouterr()
         code = main([str(argument) for argument in arguments])
         out, err = capsysbinary.readouterr()
         return code, out.decode(), err.decode()
 
-    return run
+    before = os.dup(0)
+    yield run
+    os.dup2(before, 0)
+    os.close(before)
 
 
 @pytest.fixture
@@ -219,7 +230,7 @@ def test_weights_that_another_program_wrote_are_refused(copied):
         ({"kind": "language-model"}, "a language-model model, but a translation model is needed"),
         ({"kind": "nonsense"}, "a nonsense model"),
         ({"layers": 3}, "model.safetensors"),
-        ({"width": 32}, "model.safetensors"),
+        ({"width": 64}, "model.safetensors"),
         ({"feed_forward": 8}, "model.safetensors"),
         ({"norm": "pre"}, "model.safetensors"),
         ({"norm": "none"}, "model.json"),
@@ -282,8 +293,11 @@ def test_no_file_of_a_model_is_a_pickle(trained):
     assert len(files) > len(FILES)
     for path in files:
         assert not zipfile.is_zipfile(path)  # torch.save's
-        with pytest.raises(ValueError, match=r"pickle|opcode|newline|expected|not enough"):
+        try:
             list(pickletools.genops(path.read_bytes()))
+        except ValueError:
+            continue
+        pytest.fail(f"{path} is a pickle")
 
 
 class Hostile:
@@ -340,11 +354,12 @@ def test_text_in_text_out(copied, tmp_path):
     found = text.split("\n")[:-1]
     saved = load_model(copied)
     encoded = saved.subwords.encode(lines, "xx")
+    expected = beam_search(saved.model, encoded, 4, 0.6)
     assert len(found) == len(lines)
-    for ids, line in zip(encoded, found, strict=True):
-        expected = beam_search(saved.model, [ids], 4, 0.6)[0][0].ids if len(ids) else []
-        assert line == saved.subwords.decode(expected)
-    assert len(set(found)) > 30  # a model that tells sentences apart
+    for ids, (best,), line in zip(encoded, expected, found, strict=True):
+        assert line == (saved.subwords.decode(best.ids) if len(ids) else "")
+    assert len(set(found)) > 30
+    assert sum(line[::-1] == output for line, output in zip(LINES, found, strict=False)) > 10
     assert all(set(line) <= set(LETTERS) | {" "} for line in found[: len(LINES)])
 
 
@@ -535,11 +550,11 @@ def test_samples_are_a_matter_of_the_seed(translate):
     one = translate(LINES, *options, "--seed", 1)
     assert one == translate(LINES, *options, "--seed", 1)
     two = translate(LINES, *options, "--seed", 2)
-    assert sum(a != b for a, b in zip(one, two, strict=True)) > 30
-    assert len(set(translate(["a b c d e f"] * 50, *options))) > 30
-    several = translate(LINES, *options, "--seed", 1, "--n-best", 9)  # more than the beam's 4
-    assert several[::9] == one
-    assert sum(len(set(several[9 * i : 9 * i + 9])) > 4 for i in range(50)) > 40
+    assert sum(a != b for a, b in zip(one, two, strict=True)) > 20
+    assert len(set(translate(["a b c d e f"] * 50, *options))) > 10
+    several = translate(LINES, *options, "--seed", 1, "--n-best", 5)  # more than the beam's 4
+    assert several[::5] == one
+    assert sum(len(set(several[5 * i : 5 * i + 5])) > 2 for i in range(50)) > 20
 
 
 def test_sampling_among_one_is_greedy(translate):
@@ -698,7 +713,9 @@ def test_ctranslate2_translates_the_same(exported, norm, beam):
     theirs = translator.translate_batch(
         as_pieces(saved, sources),
         beam_size=beam,
-        length_penalty=0,
+        # Next to none: with none at all it goes on until its best one has ended, whereas we end
+        # with as many as the beam holds.
+        length_penalty=0 if beam == 1 else 1e-6,
         min_decoding_length=0,  # its default, 1, takes the end mark from the first distribution
         return_scores=True,
     )
@@ -720,6 +737,30 @@ def test_ctranslate2_scores_the_same(exported, norm):
     theirs = np.concatenate([np.array(result.log_probs) for result in scored])
     assert len(theirs) == sum(len(target) + 1 for target in targets)
     assert np.abs(theirs + nll.numpy()).max() < 1e-3
+
+
+def test_text_that_looks_like_a_mark_is_exported_as_text(tmp_path):
+    """A piece "<s>" of the vocabulary, as web pages have it, is another one than the begin mark."""
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    bpe, vocabulary = tmp_path / "joint.model", tmp_path / "vocab.json"
+    train_bpe(["a<s> b<s> c</s> d</s> e<unk> f<unk> n"] * 20, bpe, size=30)
+    write_vocabulary({"xx": bpe, "yy": bpe}, vocabulary)
+    torch.manual_seed(0)
+    shape = Shape(layers=1, width=16, feed_forward=32, heads=2, dropout=0.0)
+    size = len(json.loads(vocabulary.read_text())["pieces"])
+    weights = Transformer(size, shape).state_dict()
+    save_model(tmp_path / "model", weights, "translation", shape, ["xx", "yy"], vocabulary)
+    to_ctranslate2(tmp_path / "model", tmp_path / "exported")
+    translator = ctranslate2.Translator(str(tmp_path / "exported"), intra_threads=1)
+    saved = load_model(tmp_path / "model")
+    for line, piece in (("n a", "a"), ("n<s>", "<s>"), ("n</s>", "</s>"), ("n<unk>", "<unk>")):
+        (ids,) = saved.subwords.encode([line], "xx")
+        (pieces,) = as_pieces(saved, [ids])
+        assert pieces[-1] == piece
+        with torch.no_grad():
+            _, nll = saved.model.loss(([ids], [ids]), 1.0, 0.0)
+        (scored,) = translator.score_batch([pieces], [pieces])
+        assert scored.log_probs == pytest.approx((-nll).tolist(), abs=1e-3), line
 
 
 def test_an_export_is_not_written_over(models, exported, capsys):

@@ -269,7 +269,10 @@ class Subwords:
         stored = read_json(path)
         if not isinstance(stored, dict) or stored.get("version") != VERSION:
             raise UserError(f"{path}: not a vocabulary file of version {VERSION}")
-        pieces, names, digests = stored["pieces"], stored["models"], stored["sha256"]
+        try:
+            pieces, names, digests = stored["pieces"], stored["models"], stored["sha256"]
+        except KeyError as error:
+            raise UserError(f"{path}: not a vocabulary file, {error} is missing") from error
         ids = {piece: i for i, piece in enumerate(pieces) if i >= len(SPECIALS)}
         loaded: dict[str, tuple[_Model, np.ndarray]] = {}
         for name in dict.fromkeys(names.values()):

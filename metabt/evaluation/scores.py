@@ -10,7 +10,7 @@ from metabt.errors import UserError
 
 def read_lines(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not valid UTF-8 ({error.reason})") from error
     return text.removesuffix("\n").split("\n") if text else []
@@ -23,6 +23,8 @@ def score_files(hypotheses: Path, references: Path) -> dict[str, Any]:
         raise UserError(
             f"{hypotheses} has {len(system):,} lines, but {references} has {len(reference):,}"
         )
+    if not system:
+        raise UserError(f"{hypotheses} and {references}: there are no lines to score")
     bleu, lowercase, chrf = BLEU(), BLEU(lowercase=True), CHRF()
     metrics = {"bleu": bleu, "bleu_lowercase": lowercase, "chrf": chrf}
     result: dict[str, Any] = {"sentences": len(system)}

@@ -26,6 +26,8 @@ def to_ctranslate2(directory: Path, output: Path) -> None:
         raise UserError("ctranslate2 is not installed: pip install ctranslate2") from error
     if (output / "model.bin").exists():
         raise UserError(f"{output}: there is a model already")
+    if output.exists() and any(output.iterdir()):
+        raise UserError(f"{output}: not an empty directory")
     saved = load_model(directory)
     model, shape = saved.model, saved.model.shape
     pre_norm = shape.norm == "pre"
@@ -60,9 +62,14 @@ def to_ctranslate2(directory: Path, output: Path) -> None:
     if pre_norm:
         _norm(spec.encoder.layer_norm, model.encoder_norm)
         _norm(spec.decoder.layer_norm, model.decoder_norm)
-    spec.register_source_vocabulary(saved.subwords.pieces)
-    spec.register_target_vocabulary(saved.subwords.pieces)
-    _, begin, end, unknown = SPECIALS
+    # Its tokens are strings: a mark must not be spelt as a piece of text is.
+    texts = saved.subwords.pieces[len(SPECIALS) :]
+    marks = list(SPECIALS)
+    while set(marks) & set(texts):
+        marks = [f"<{mark}>" for mark in marks]
+    spec.register_source_vocabulary([*marks, *texts])
+    spec.register_target_vocabulary([*marks, *texts])
+    _, begin, end, unknown = marks
     spec.config.bos_token = spec.config.decoder_start_token = begin
     spec.config.eos_token, spec.config.unk_token = end, unknown
     spec.config.add_source_eos = True
@@ -72,9 +79,12 @@ def to_ctranslate2(directory: Path, output: Path) -> None:
     part = output.with_name(output.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    spec.save(str(part))
-    output.mkdir(parents=True, exist_ok=True)
-    part.replace(output)
+    try:
+        spec.save(str(part))
+        part.replace(output)  # also over an empty directory
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

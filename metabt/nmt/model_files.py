@@ -48,8 +48,8 @@ def save_model(
             raise UserError(f"{vocabulary}: the subword model {name} does not lie beside it")
         with atomic_write(directory / "vocab" / name) as out:
             out.write((vocabulary.parent / name).read_bytes())
-    write_tensors(directory / "model.safetensors", weights, {"kind": kind})
     description = {"kind": kind, "languages": languages, "transformer": shape.model_dump()}
+    write_tensors(directory / "model.safetensors", weights, description)
     write_json(directory / "model.json", description)
 
 
@@ -61,13 +61,17 @@ def load_model(
     try:
         found, languages = description["kind"], list(description["languages"])
         shape = Shape.model_validate(description["transformer"])
+        if not languages:
+            raise KeyError("languages")
     except (KeyError, TypeError, ValidationError) as error:
         raise UserError(f"{directory / 'model.json'}: not a model's description") from error
     if found != kind:
         raise UserError(f"{directory}: a {found} model, but a {kind} model is needed")
     subwords = Subwords.load(directory / "vocab" / "vocab.json")
     path = directory / "model.safetensors"
-    tensors, _ = read_tensors(path)
+    tensors, expected = read_tensors(path)
+    if description != expected:
+        raise UserError(f"{path}: does not belong to the model.json beside it")
     model = KINDS[kind](subwords.size, shape)
     copy_into(model.state_dict(), tensors, path)
     return SavedModel(model.to(device).eval(), kind, languages, subwords)

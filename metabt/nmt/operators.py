@@ -33,7 +33,9 @@ def forward_mode() -> Iterator[None]:
 
 
 def _compiled(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype == torch.float32 and not _forward_mode.get()
+    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.compiler.is_compiling():
+        return False
+    return not _forward_mode.get()
 
 
 def first_derivative_only() -> None:

@@ -70,12 +70,17 @@ def translate(
     device: str | None = None,
 ) -> None:
     """Translate a file or standard input. An output file is written whole or not at all."""
+    least = {"--beam": (generation.beam, 1), "--n-best": (generation.n_best, 1)}
+    least |= {"--seed": (generation.seed, 0), "--threads": (threads or 1, 1)}
+    for name, (value, bound) in least.items():
+        if value < bound:
+            raise UserError(f"{name} {value}: at least {bound} is needed")
     if generation.n_best > generation.beam and generation.kind != "sampling":
         raise UserError(f"--n-best {generation.n_best} needs a --beam of at least as many")
     saved = load_model(directory, device or ("cuda" if torch.cuda.is_available() else "cpu"))
     compute = ComputeThreads(threads)
     with ExitStack() as stack:
-        lines = stack.enter_context(source.open("rb")) if source else sys.stdin.buffer
+        lines = stack.enter_context(source.open("rb")) if source else _standard_input()
         out: IO[bytes] = stack.enter_context(atomic_write(target)) if target else sys.stdout.buffer
         bar = stack.enter_context(Progress("translating", None, "lines"))
         number = 0
@@ -88,6 +93,14 @@ def translate(
                     out.write(f"{marks}{text}\n".encode())
             out.flush()
             number += len(block)
+
+
+def _standard_input() -> IO[bytes]:
+    """A reader of our own: a thread blocked in sys.stdin's makes Python abort when it ends."""
+    try:
+        return open(0, "rb", closefd=False)
+    except OSError as error:
+        raise UserError(f"standard input: {error.strerror}") from error
 
 
 def _text(source: Path | None, index: int, line: bytes) -> str:

@@ -36,7 +36,8 @@ class Task(Protocol):
         """One update; what it adds to the row's sums, or None if it was not finite and skipped."""
 
     def row(self, sums: dict[str, float]) -> dict[str, float]:
-        """What metrics.csv shows of the sums over a few steps."""
+        """What metrics.csv shows of the sums over a few steps; train_loss and train_tokens at
+        least."""
 
     def measure(self, stop: "Signals") -> dict[str, float]:
         """Dev loss and the like. Must contain what `training.select` names as dev_<select>."""
@@ -64,6 +65,7 @@ class State:
     skipped: int = 0
     skipped_in_row: int = 0
     sums: dict[str, float] = field(default_factory=dict)
+    rows: int = 0  # of metrics.csv
     status: str = "running"  # then: finished, stopped early, diverged
 
 
@@ -115,7 +117,9 @@ class Loop:
         self.metrics = None
         if group.first and self.state.status == "running":
             columns = [*task.columns, "skipped"]
-            self.metrics = Metrics(self.folder / "metrics.csv", columns, self.state.step)
+            path = self.folder / "metrics.csv"
+            self.metrics = Metrics(path, columns, self.state.rows, self.state.step)
+        self._tokens_counted_from = time.monotonic()
 
     def run(self) -> State:
         """Train until the end, early stopping or divergence; a signal raises Interrupted."""
@@ -154,10 +158,16 @@ class Loop:
         if state.step % STEPS_PER_ROW == 0 and state.sums:
             row = self.task.row(state.sums)
             state.sums = {}
-            bar.note = ", ".join(f"{name} {value:.4g}" for name, value in row.items())
-            if self.metrics is not None:
-                self.metrics.write(state.step, {**row, "skipped": state.skipped})
+            self._write({**row, "skipped": state.skipped})
+            rate = row["train_tokens"] / (time.monotonic() - self._tokens_counted_from)
+            self._tokens_counted_from = time.monotonic()
+            bar.note = f"loss {row['train_loss']:.3f}, {rate:,.0f} tokens/s"
         bar.add(1)
+
+    def _write(self, row: dict[str, float]) -> None:
+        self.state.rows += 1
+        if self.metrics is not None:
+            self.metrics.write(self.state.step, row)
 
     def _save_if_asked(self, signals: Signals) -> None:
         if signals.stop():
@@ -174,8 +184,7 @@ class Loop:
         except Interrupted:
             self._save()
             raise
-        if self.metrics is not None:
-            self.metrics.write(state.step, scores)
+        self._write(scores)
         score = scores[f"dev_{training.select}"] * (-1 if training.select == "loss" else 1)
         better = math.isfinite(score) and (not state.best or score > state.best[0][0])
         state.without_better = 0 if better else state.without_better + 1
@@ -188,21 +197,21 @@ class Loop:
         if training.patience and state.without_better >= training.patience:
             state.status = "stopped early"
         self._save()
+        self._tokens_counted_from = time.monotonic()
 
     def _snapshot(self, step: int) -> Path:
         return self.folder / f"best-{step}.safetensors"
 
     def _save(self, finished: bool = False) -> None:
-        """Write the last state; of a finished run only what says that it is finished."""
+        """Write the last state; of a finished run only what says so, if it has a best model."""
         if self.group.first:
             if self.metrics is not None:
                 self.metrics.sync()
-            tensors = {} if finished else self.task.tensors()
-            position = None if finished else self.task.position()
+            tensors = {} if finished and self.state.best else self.task.tensors()
             description = {
                 "run": self.identity,
                 "state": asdict(self.state),
-                "position": position,
+                "position": self.task.position(),
             }
             write_tensors(self.last, tensors, description)
             kept = {self._snapshot(step) for _, step in self.state.best}
@@ -224,11 +233,11 @@ class Loop:
             return State()
         state = State(**description["state"])
         state.best = [(score, step) for score, step in state.best]
-        if state.status == "running":
+        if tensors:
             copy_into(self.task.tensors(), tensors, self.last)
-            self.task.go_to(description["position"])
-            if self.group.first:
-                print(f"{self.last}: going on at step {state.step:,}", flush=True)
+        self.task.go_to(description["position"])
+        if self.group.first and state.status == "running":
+            print(f"{self.last}: going on at step {state.step:,}", flush=True)
         return state
 
     def best_weights(self) -> dict[str, Tensor]:

@@ -16,24 +16,19 @@ from metabt.files import write_text
 class Metrics:
     """Rows of a fixed set of columns; a value that a row does not have is empty."""
 
-    def __init__(
-        self, path: Path, columns: list[str], last_step: int, tensorboard: bool = True
-    ) -> None:
+    def __init__(self, path: Path, columns: list[str], rows: int, last_step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.columns = path, ["step", *columns]
-        self._restart(last_step)
+        self._restart(rows)
         self._file = path.open("a", encoding="utf-8", newline="")
-        self._board = _board(path.parent.parent / "tensorboard", last_step) if tensorboard else None
+        self._board = _board(path.parent.parent / "tensorboard", last_step)
 
-    def _restart(self, last_step: int) -> None:
-        """Keep the rows up to the step at which the run goes on."""
-        rows: list[list[str]] = []
-        if self.path.exists() and last_step:
-            lines = self.path.read_text(encoding="utf-8").split("\n")[1:-1]
-            rows = [row for row in csv.reader(lines) if int(row[0]) <= last_step]
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.columns, *rows])
-        write_text(self.path, text.getvalue())
+    def _restart(self, rows: int) -> None:
+        """Keep the rows that there were at the checkpoint from which the run goes on."""
+        kept: list[str] = []
+        if rows:
+            kept = self.path.read_text(encoding="utf-8").split("\n")[1 : rows + 1]
+        write_text(self.path, "".join(f"{line}\n" for line in [",".join(self.columns), *kept]))
 
     def write(self, step: int, values: dict[str, float]) -> None:
         row = {"step": step, **{name: f"{value:.9g}" for name, value in values.items()}}
@@ -41,9 +36,8 @@ class Metrics:
         csv.DictWriter(text, self.columns, lineterminator="\n").writerow(row)
         self._file.write(text.getvalue())
         self._file.flush()
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name.replace("_", "/", 1), value, step)
+        for name, value in values.items():
+            self._board.add_scalar(name.replace("_", "/", 1), value, step)
 
     def sync(self) -> None:
         """Have on disk what a checkpoint is going to rely on."""
@@ -51,8 +45,7 @@ class Metrics:
 
     def close(self) -> None:
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        self._board.close()
 
 
 def _board(directory: Path, last_step: int) -> Any:

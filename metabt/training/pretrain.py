@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import torch
+
 from metabt.errors import UserError
 from metabt.files import write_json, write_text
 from metabt.nmt.model_files import save_model
@@ -52,10 +54,14 @@ def pretrain(
                 micro_tokens or (16384 if on_gpu else 4096),
                 compile,
             )
-            (directory / "training.json").unlink(missing_ok=True) if first else None
+            if first:
+                (directory / "training.json").unlink(missing_ok=True)
             task = Supervised(run, machine, Path())
             loop = Loop(task, run.model_dump(), directory, group, checkpoint_seconds)
-            state = loop.run()
+            try:
+                state = loop.run()
+            except torch.OutOfMemoryError as error:
+                raise UserError(f"out of GPU memory: lower --micro-tokens ({error})") from error
             if first:
                 save_model(
                     directory,
