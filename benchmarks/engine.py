@@ -102,7 +102,7 @@ def prepare() -> Path:
         "transformer": SHAPE,
         "training": {
             "steps": 400,
-            "batch": {"tokens": 4250},  # counts padding; 4,096 without
+            "batch": {"tokens": 4110},
             "label_smoothing": 0.1,
             "validate_every": 200,
             "optimiser": {**RATE, "rate": 1e-3, "warmup": 200},

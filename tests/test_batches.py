@@ -62,10 +62,9 @@ def seen(stream, count):
     return [batch.indices.tolist() for batch in islice(stream, count)]
 
 
-@pytest.mark.parametrize("window", [1, 4])
-def test_each_epoch_sees_every_sentence_once(corpus, window):
+def test_each_epoch_sees_every_sentence_once(corpus):
     # 138 sentences: 24 batches of 23 are four epochs.
-    batches = seen(BatchStream(corpus, seed=5, sentences=23, window=window), 24)
+    batches = seen(BatchStream(corpus, seed=5, sentences=23), 24)
     assert all(len(batch) == 23 for batch in batches)
     counts = Counter(i for batch in batches for i in batch)
     assert set(counts.values()) == {4}
@@ -84,13 +83,12 @@ def test_a_batch_holds_the_sentences_of_its_indices(corpus):
 @given(
     cut=st.integers(0, 60),
     sentences=st.one_of(st.none(), st.integers(4, 50)),
-    window=st.integers(1, 9),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=60, deadline=None)
-def test_resumes_at_the_exact_sentence(tmp_path_factory, cut, sentences, window, seed):
+def test_resumes_at_the_exact_sentence(tmp_path_factory, cut, sentences, seed):
     corpus = make_corpus(tmp_path_factory.mktemp("c"))
-    arguments = {"sentences": sentences, "tokens": None if sentences else 300, "window": window}
+    arguments = {"sentences": sentences, "tokens": None if sentences else 300}
     whole = seen(BatchStream(corpus, seed, **arguments), 100)
     stream = BatchStream(corpus, seed, **arguments)
     first = seen(stream, cut)
@@ -115,59 +113,50 @@ def test_ranks_share_the_global_batch_without_overlap(tmp_path_factory, ranks, t
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-@given(tokens=st.integers(40, 2000), window=st.integers(1, 20), seed=st.integers(0, 99))
+@given(tokens=st.integers(1, 9000), side=st.sampled_from([0, 1]), seed=st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
-def test_token_batches_keep_to_their_budget_and_leave_no_crumbs(
-    tmp_path_factory, tokens, window, seed
-):
+def test_token_batches_are_as_full_as_they_can_be(tmp_path_factory, tokens, side, seed):
+    """Counted with end marks, on the side that is asked for; an epoch leaves less than a batch."""
     corpus = make_corpus(tmp_path_factory.mktemp("c"), sizes=(300,))
-    stream = BatchStream(corpus, seed, tokens=tokens, window=window)
-    for batch in islice(stream, 30):
-        longest = max(len(ids) for side in batch.sides for ids in side)
-        assert longest * len(batch) <= tokens or len(batch) == 1
-    # Every epoch has every sentence once.
-    stream = BatchStream(corpus, seed, tokens=tokens, window=window)
-    for epoch in (0, 1):
-        indices: list[int] = []
-        while stream.position.epoch == epoch:
-            indices += next(stream).indices.tolist()
-        assert sorted(indices) == list(range(300))
+    lengths = corpus.lengths(side, np.arange(300)) + 1
+    stream = BatchStream(corpus, seed, tokens=tokens, side=side)
+    epochs: dict[int, list[list[int]]] = {}
+    while stream.position.epoch < 2:
+        batch = next(stream).indices.tolist()
+        epochs.setdefault(stream.position.epoch, []).append(batch)
+    for batches in (epochs[0], epochs[1]):
+        used = [i for batch in batches for i in batch]
+        assert len(set(used)) == len(used)
+        for batch in batches[:-1]:
+            assert lengths[batch].sum() <= tokens or len(batch) == 1
+            assert lengths[batch].sum() + lengths.max() > tokens
+        if epochs[0] is batches:
+            left = lengths.sum() - lengths[used].sum()
+            assert left <= tokens or left <= lengths.max()
 
 
-def test_sorting_by_length_saves_padding(tmp_path):
+def test_batches_mix_sentences_of_all_lengths(tmp_path):
+    """Longest first within a batch, but no batch is made of one length."""
     corpus = make_corpus(tmp_path, sizes=(5000,))
-
-    def padding(window):
-        padded = real = 0
-        for batch in islice(BatchStream(corpus, 1, sentences=50, window=window), 100):
-            lengths = [len(ids) for ids in batch.sides[1]]
-            padded += max(lengths) * len(lengths)
-            real += sum(lengths)
-        return padded / real
-
-    assert padding(100) < 1.03 < 1.5 < padding(1)
+    means = []
+    for batch in islice(BatchStream(corpus, 1, sentences=100), 50):
+        lengths = [len(ids) for ids in batch.sides[1]]
+        assert lengths == sorted(lengths, reverse=True)
+        means.append(np.mean(lengths))
+    everything = corpus.lengths(1, np.arange(5000))
+    assert np.std(means) < 3 * np.std(everything) / np.sqrt(100)
 
 
-@given(
-    size=st.integers(1, 200),
-    sentences=st.integers(1, 150),
-    window=st.integers(1, 70),
-    seed=st.integers(0, 99),
-)
+@given(size=st.integers(1, 200), sentences=st.integers(1, 150), seed=st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
-def test_batches_are_full_and_have_no_sentence_twice(
-    tmp_path_factory, size, sentences, window, seed
-):
+def test_batches_are_full_and_have_no_sentence_twice(tmp_path_factory, size, sentences, seed):
     corpus = make_corpus(tmp_path_factory.mktemp("c"), sizes=(size,))
-    stream = BatchStream(corpus, seed, sentences=sentences, window=window)
+    stream = BatchStream(corpus, seed, sentences=sentences)
     for _ in range(3):
-        epoch, seen_now = stream.position.epoch, Counter()
-        while stream.position.epoch == epoch:
-            batch = next(stream).indices.tolist()
-            assert len(set(batch)) == len(batch) == min(sentences, size)
-            seen_now.update(batch)
-        assert set(seen_now.values()) == {1}
-        assert size - len(seen_now) < min(sentences, size)
+        batches = seen(stream, max(1, size // sentences))  # an epoch
+        assert all(len(batch) == min(sentences, size) for batch in batches)
+        used = [i for batch in batches for i in batch]
+        assert len(set(used)) == len(used)
 
 
 def test_seeds_and_epochs_give_different_orders(corpus):
@@ -184,7 +173,7 @@ def test_unfit_requests_are_refused(corpus, tmp_path):
     with pytest.raises(UserError, match="4 ranks"):
         next(BatchStream(corpus, 1, sentences=3, ranks=4))
     with pytest.raises(UserError, match="4 ranks"):
-        next(BatchStream(corpus, 1, tokens=80, ranks=4))
+        next(BatchStream(corpus, 1, tokens=8, ranks=4))
     path = tmp_path / "other.shard"
     with ShardWriter(path, ["az", "en"], "another vocabulary", 10) as writer:
         writer.add([(np.ones(1, np.uint16), np.ones(1, np.int64))] * 2)

@@ -507,12 +507,12 @@ def test_reversal_is_learnt(tmp_path):
         tmp_path,
         transformer={"layers": 2, "width": 64, "feed_forward": 128, "heads": 4, "dropout": 0.0},
         training={
-            "steps": 1500,
+            "steps": 500,
             "validate_every": 100,
             "batch": {"sentences": 128},
             "select": "bleu",
         },
-        optimiser={"rate": 0.004, "warmup": 200},
+        optimiser={"rate": 0.002, "warmup": 100},
     )
     pretrain(run_file, tmp_path / "model", threads=2)
     new = sentences(200, 3, 9)

@@ -1,9 +1,10 @@
 """An endless, seeded stream of batches that every machine cuts in the same way.
 
-Each epoch goes through the sentences in a new pseudo-random order, in windows of many batches. A
-window is sorted by length and cut into batches, which are then shuffled, so that a batch has little
-padding. A batch is a function of (seed, epoch, window, number in the window): a restart goes on at
-the exact sentence, and ranks split one and the same global batch. None has a sentence twice.
+Each epoch goes through the sentences in a new pseudo-random order, and a batch is the next piece
+of it: sentences of all lengths, as they come. (Batches of one length each would save padding, but
+their gradients pull to and fro; models here pad little by themselves.) A batch is a function of the
+seed and the position: a restart goes on at the exact sentence, and ranks split one and the same
+global batch. None has a sentence twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -95,21 +96,18 @@ class Batch:
 
 @dataclass
 class Position:
-    """Where a stream is: the next batch to come. JSON-able, and all that a checkpoint needs."""
+    """Where a stream is: the next sentence to come. JSON-able, and all that a checkpoint needs."""
 
     epoch: int = 0
-    window: int = 0
-    batch: int = 0
+    sentence: int = 0
 
 
 class BatchStream:
-    """Batches of a fixed number of sentences, or of at most a number of tokens.
+    """Batches of a fixed number of sentences, or of at most a number of tokens on one side.
 
-    By sentences, every batch is full, and what an epoch has left over after its last one is passed
-    over (a corpus smaller than a batch is one batch). By tokens, an epoch has every sentence once;
-    a budget counts padding: sentences times the longest of them, on either side.
-
-    `window` is the number of batches that are sorted by length together; 1 keeps the order random.
+    Every batch is full; what an epoch has left over after its last one is passed over. A corpus
+    smaller than a batch is one batch. Tokens are counted with the end mark of each sentence, and a
+    sentence that alone has more than a batch may hold is a batch of its own.
     """
 
     def __init__(
@@ -118,7 +116,7 @@ class BatchStream:
         seed: int,
         sentences: int | None = None,
         tokens: int | None = None,
-        window: int = 64,
+        side: int = -1,
         rank: int = 0,
         ranks: int = 1,
         position: Position | None = None,
@@ -128,79 +126,53 @@ class BatchStream:
         if not 0 <= rank < ranks:
             raise ValueError(f"rank {rank} of {ranks}")
         self.corpus, self.seed, self.rank, self.ranks = corpus, seed, rank, ranks
-        self.tokens = tokens
-        self.sentences = min(sentences, len(corpus)) if sentences else None
-        size = self.sentences or self._usual_sentences(tokens or 0)
-        self._window_sentences = size * window
-        self._epoch_sentences = len(corpus) // size * size if self.sentences else len(corpus)
-        self.windows = max(1, self._epoch_sentences // self._window_sentences)  # of an epoch
+        self.sentences, self.tokens, self.side = sentences, tokens, side
         self.position = position or Position()
-        self._cut: tuple[tuple[int, int], list[np.ndarray]] = ((-1, -1), [])
-
-    def _usual_sentences(self, tokens: int) -> int:
-        """How many sentences of average length a token budget holds."""
-        total = sum(shard.header["tokens"][-1] for shard in self.corpus.shards)
-        return max(1, tokens * len(self.corpus) // max(total, 1))
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
         at = self.position
-        batches = self._batches(at.epoch, at.window)
-        indices = batches[at.batch]
-        if at.batch + 1 < len(batches):
-            self.position = Position(at.epoch, at.window, at.batch + 1)
-        elif at.window + 1 < self.windows:
-            self.position = Position(at.epoch, at.window + 1)
-        else:
-            self.position = Position(at.epoch + 1)
-        # Neighbours in length go to different ranks: each gets the same work.
-        mine = indices[self.rank :: self.ranks]
+        indices = self._cut(at)
+        if not len(indices):
+            at = Position(at.epoch + 1)
+            indices = self._cut(at)
+        self.position = Position(at.epoch, at.sentence + len(indices))
+        if len(indices) < self.ranks:
+            raise UserError(
+                f"a batch of {len(indices)} sentences is too small for {self.ranks} ranks"
+            )
+        # Longest first: neighbours in length go to different ranks, so that each has the same work.
+        lengths = [-self.corpus.lengths(side, indices) for side in range(self.corpus.sides)]
+        mine = indices[np.lexsort(lengths)][self.rank :: self.ranks]
         sides = range(self.corpus.sides)
         return Batch(mine, tuple([self.corpus.sentence(s, int(i)) for i in mine] for s in sides))
 
-    def _batches(self, epoch: int, window: int) -> list[np.ndarray]:
-        """The batches of a window, in the order in which they come."""
-        if self._cut[0] != (epoch, window):
-            self._cut = ((epoch, window), self._cut_window(epoch, window))
-        return self._cut[1]
-
-    def _cut_window(self, epoch: int, window: int) -> list[np.ndarray]:
-        # An epoch's last window takes what is too little for one more.
-        first = window * self._window_sentences
-        last = window + 1 == self.windows
-        end = self._epoch_sentences if last else first + self._window_sentences
-        indices = permute(np.arange(first, end), len(self.corpus), self.seed + (epoch << 32))
-        lengths = [self.corpus.lengths(side, indices) for side in range(self.corpus.sides)]
-        # By target length, which costs most, then source length; equal ones stay in random order.
-        # A token budget needs the longest of either side in order.
-        longest = np.maximum.reduce(lengths)
-        keys = lengths if self.tokens is None else [*lengths, longest]
-        order = np.lexsort([-key for key in keys])
+    def _cut(self, at: Position) -> np.ndarray:
+        """The sentences of the batch that begins here; none, if there are too few left."""
         if self.sentences is not None:
-            ends = np.arange(self.sentences, len(indices) + 1, self.sentences)
+            found = self._order(at, self.sentences)
+            full = len(found) == self.sentences
         else:
-            ends = _budget_ends(longest[order], self.tokens or 0)
-        batches = np.split(indices[order], ends[:-1])
-        fewest = min(map(len, batches))
-        if fewest < self.ranks:
-            raise UserError(f"a batch of {fewest} sentences is too small for {self.ranks} ranks")
-        shuffled = permute(
-            np.arange(len(batches)), len(batches), self.seed + (epoch << 32) + 7919 * (window + 1)
-        )
-        return [batches[i] for i in shuffled]
+            found, full = self._fill(at, self.tokens or 0)
+        return found if full or at.sentence == 0 else found[:0]
 
+    def _fill(self, at: Position, tokens: int) -> tuple[np.ndarray, bool]:
+        """Sentences up to a number of tokens, and whether they reach it."""
+        count = max(1, tokens // 16)
+        while True:
+            found = self._order(at, count)
+            ends = (self.corpus.lengths(self.side, found) + 1).cumsum()
+            fits = int(np.searchsorted(ends, tokens, side="right"))
+            if fits < len(found):
+                return found[: max(fits, 1)], True
+            if len(found) < count:
+                return found, False
+            count *= 2
 
-def _budget_ends(lengths: np.ndarray, tokens: int) -> np.ndarray:
-    """Cut sentences (longest first) where the padded size would pass the budget.
-
-    A window's last two batches share their sentences evenly, so that none is a crumb.
-    """
-    ends = [0]
-    while ends[-1] < len(lengths):
-        fits = max(1, tokens // max(int(lengths[ends[-1]]), 1))
-        ends.append(min(ends[-1] + fits, len(lengths)))
-    if len(ends) > 2 and ends[-1] - ends[-2] < ends[-2] - ends[-3]:
-        ends[-2] = (ends[-3] + ends[-1] + 1) // 2
-    return np.array(ends[1:])
+    def _order(self, at: Position, count: int) -> np.ndarray:
+        """The next sentences of the epoch."""
+        size = len(self.corpus)
+        places = np.arange(at.sentence, min(at.sentence + count, size))
+        return permute(places, size, self.seed + (at.epoch << 32))

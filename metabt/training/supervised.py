@@ -151,6 +151,7 @@ class Supervised:
             run.seed,
             batch.sentences,
             batch.tokens,
+            side=run.sides[-1],
             rank=group.rank,
             ranks=group.ranks,
         )
