@@ -220,6 +220,15 @@ def test_half_precision_stays_close(toy, monkeypatch):
     assert found["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=0.05)
 
 
+@pytest.mark.slow
+def test_torch_compile_does_not_change_the_step(toy):
+    run_file = toy_run(toy, transformer={"dropout": 0.0})
+    machine = Machine(ALONE, ComputeThreads(1), 4096, compile=True)
+    plain, compiled = task(run_file), Supervised(read_run(run_file), machine, Path())
+    for step in (1, 2, 3):
+        assert plain.step(step) == pytest.approx(compiled.step(step), rel=1e-4)
+
+
 # --- the loop -------------------------------------------------------------------------------------
 
 
@@ -299,6 +308,39 @@ def test_a_checkpoint_of_another_run_is_not_continued(toy, tmp_path, capsys):
     _, state = run_loop(toy_run(toy, training={"steps": 3}, seed=2), tmp_path)
     assert "starting anew" in capsys.readouterr().out
     assert state.step == 3
+
+
+def test_a_run_under_way_can_be_made_longer_or_shorter(toy, tmp_path):
+    """With the same result as if it had been so from the beginning."""
+    results = []
+    for i, lengths in enumerate([(20,), (30, 20), (12, 20)]):
+        for steps in lengths:
+            run_file = toy_run(toy, training={"steps": steps, "validate_every": 5})
+            one = task(run_file)
+            loop = Loop(one, read_run(run_file).model_dump(), tmp_path / str(i), ALONE)
+            if steps != lengths[-1]:  # stop after 10 steps
+                loop.task.measure = _interrupt_at(loop, 10)
+                with pytest.raises(Interrupted):
+                    loop.run()
+            else:
+                loop.run()
+        results.append(
+            ((tmp_path / str(i) / "checkpoint" / "metrics.csv").read_bytes(), loop.best_weights())
+        )
+    for metrics, weights in results[1:]:
+        assert metrics == results[0][0]
+        assert all(torch.equal(weights[name], results[0][1][name]) for name in weights)
+
+
+def _interrupt_at(loop, step):
+    measure = loop.task.measure
+
+    def interrupted(signals):
+        if loop.state.step == step:
+            raise Interrupted
+        return measure(signals)
+
+    return interrupted
 
 
 def test_a_finished_run_is_not_trained_again(toy, tmp_path, monkeypatch):

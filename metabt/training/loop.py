@@ -93,11 +93,16 @@ class Signals:
         return self.group.any(self.received)
 
 
+def _without_steps(run: Any) -> Any:
+    training = {key: value for key, value in run["training"].items() if key != "steps"}
+    return {**run, "training": training}
+
+
 class Loop:
     """Trains a task in a directory, whose `checkpoint` folder holds the last state, the best models
     and the metrics so far.
 
-    `identity` describes the run: a checkpoint of another one is not continued.
+    `identity` is the run's description: a checkpoint of another one is not continued.
     """
 
     def __init__(
@@ -226,12 +231,12 @@ class Loop:
         if not self.last.exists():
             return State()
         tensors, description = read_tensors(self.last)
-        if description["run"] != self.identity:
+        state = State(**description["state"])
+        if not self._continues(description["run"], state):
             if self.group.first:
                 print(f"{self.last}: of another run (run.json has changed): starting anew")
             self.group.wait()
             return State()
-        state = State(**description["state"])
         state.best = [(score, step) for score, step in state.best]
         if tensors:
             copy_into(self.task.tensors(), tensors, self.last)
@@ -239,6 +244,13 @@ class Loop:
         if self.group.first and state.status == "running":
             print(f"{self.last}: going on at step {state.step:,}", flush=True)
         return state
+
+    def _continues(self, run: Any, state: State) -> bool:
+        """Is it the same run? One under way may be made longer or shorter: no step depends on how
+        many there are to be."""
+        if state.status != "running" or state.step > self.task.training.steps:
+            return bool(run == self.identity)
+        return _without_steps(run) == _without_steps(self.identity)
 
     def best_weights(self) -> dict[str, Tensor]:
         """The best model by dev, or the average of the best ones; without any, the last one."""
