@@ -274,3 +274,21 @@ def test_noise_has_the_rates_and_distance_of_the_paper(monkeypatch):
     moved = noise.add_noise(ids, begins, np.random.default_rng(0)) - ids
     assert abs(moved).max() == 3
     assert (moved != 0).mean() > 0.5
+
+
+def test_the_same_without_compiled_loops():
+    """In double precision decoding goes through torch's operators, as it does on GPUs."""
+    model = tiny(30, sharpness=1.3)
+    rng = np.random.default_rng(0)
+    sources = [rng.integers(3, 30, rng.integers(1, 9)) for _ in range(12)]
+    found = [
+        [
+            greedy(m, sources),
+            *(list(x) for x in zip(*beam_search(m, sources, 3, 0.6, 2), strict=True)),
+        ]
+        for m in (model, tiny(30, sharpness=1.3).double())
+    ]
+    for compiled, plain in zip(*found, strict=True):
+        for a, b in zip(compiled, plain, strict=True):
+            assert np.array_equal(a.ids, b.ids)
+            assert a.log_prob == pytest.approx(b.log_prob, rel=1e-4)

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from metabt.config import Sampling
 from metabt.data.subwords import BOS, EOS
+from metabt.nmt import kernels
 from metabt.nmt.incremental import Decoding
+from metabt.nmt.operators import has_kernels
 from metabt.nmt.ragged import Ragged
 from metabt.nmt.transformer import FIRST_OUTPUT, Transformer
 
 EXTRA_LENGTH = 50
-COMPACT_BELOW = 0.9  # of the sentences still going: then the finished ones leave the batch
+COMPACT_BELOW = 1.0  # of the sentences still going: then the finished ones leave the batch
 BLOCK = 128  # of the vocabulary, in the search for a sampled token
 
 
@@ -31,6 +33,22 @@ class Hypothesis:
     log_prob: float
     score: float
     complete: bool = True
+
+
+def largest(x_NV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest values of each row, in order, and their columns."""
+    if not has_kernels(x_NV):
+        values_NK, columns_NK = x_NV.topk(count)
+        return values_NK, columns_NK
+    values_NK = x_NV.new_empty(len(x_NV), count)
+    columns_NK = torch.empty(len(x_NV), count, dtype=torch.int64)
+    kernels.largest(x_NV.numpy(), values_NK.numpy(), columns_NK.numpy())
+    return values_NK, columns_NK
+
+
+def log_total(logits_NV: Tensor, best_N1: Tensor) -> Tensor:
+    """log sum exp(logits - best); the logits are overwritten."""
+    return logits_NV.sub_(best_N1).exp_().sum(1).log_()
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -55,7 +73,7 @@ def sample(
         if sampling.temperature != 1:
             logits_NV /= sampling.temperature
         if sampling.top_k:
-            best_NK, ids_NK = logits_NV.topk(min(sampling.top_k, logits_NV.shape[1]))
+            best_NK, ids_NK = largest(logits_NV, min(sampling.top_k, logits_NV.shape[1]))
             log_probs_NK = best_NK.log_softmax(1)
             chosen_N = _inverse(log_probs_NK.exp().double().cumsum(1), uniform_N)
             index = chosen_N[:, None]
@@ -73,8 +91,8 @@ def greedy(model: Transformer, sources: Sequence[np.ndarray]) -> list[Hypothesis
     """The most probable token at every step."""
 
     def choose(logits_NV: Tensor, step: int, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        best_N, ids_N = logits_NV.max(1)
-        return ids_N, best_N - logits_NV.logsumexp(1)
+        best_N1, ids_N1 = largest(logits_NV, 1)
+        return ids_N1[:, 0], -log_total(logits_NV, best_N1)
 
     return _follow(model, sources, choose)
 
@@ -188,8 +206,8 @@ def beam_search(
     for step in range(int(limits.max())):
         logits_NV = state.logits(tokens_BW, parents_BW)
         # Of 2W candidates at most W end, so W can always go on.
-        best_NK, ids_NK = logits_NV.topk(min(2 * beam, logits_NV.shape[1]))
-        best_NK -= logits_NV.logsumexp(1, keepdim=True)
+        best_NK, ids_NK = largest(logits_NV, min(2 * beam, logits_NV.shape[1]))
+        best_NK = best_NK - best_NK[:, :1] - log_total(logits_NV, best_NK[:, :1])[:, None]
         scores_BC = (alive_BW.reshape(-1, 1) + best_NK).view(len(rows), -1)
         top_BK, order_BK = scores_BC.topk(min(2 * beam, scores_BC.shape[1]))
         ids_BK = ids_NK.view(len(rows), -1).gather(1, order_BK) + FIRST_OUTPUT

@@ -1,85 +1,24 @@
 """The decoder, one token at a time.
 
-B sentences have W hypotheses each (the beam; 1 for greedy search and sampling). What a layer has
-seen is kept in order of time, and is never reordered when hypotheses are: each of them knows in
-which of the W places its tokens stand at every step, and attention is masked to these. The W
-hypotheses of a sentence share its keys: a step is a few well-shaped products, nothing is copied.
+B sentences have W hypotheses each (the beam; 1 for greedy search and sampling), N = B * W in all.
+What a layer has seen is kept in order of time, and is never reordered when hypotheses are: each of
+them knows in which of the W places its tokens stand at every step, and attends to these. Nor are
+finished sentences cut out of it where the compiled loops work: those that go on know their rows.
 """
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from metabt.nmt import kernels
+from metabt.nmt.operators import has_kernels
 from metabt.nmt.ragged import Ragged
 from metabt.nmt.transformer import Transformer
 
-
-class Past:
-    """Keys and values of one layer's self-attention: (B, H, steps * W, K)."""
-
-    def __init__(self, sentences: int, beam: int, state: "Decoding") -> None:
-        self.beam, self.state = beam, state
-        self.keys = self.values = torch.empty(0)
-
-    def attend(self, qkv_ND: Tensor, heads: int) -> Tensor:
-        """Remember the new keys and values, and let the queries look at all so far."""
-        columns = qkv_ND.view(-1, self.beam, 3, heads, qkv_ND.shape[1] // (3 * heads))
-        q, k, v = columns.permute(2, 0, 3, 1, 4)
-        begin = self.state.step * self.beam
-        end = begin + self.beam
-        if self.keys.dim() == 1 or end > self.keys.shape[2]:
-            self._grow(k)
-        self.keys[:, :, begin:end] = k
-        self.values[:, :, begin:end] = v
-        mask = self.state.mask
-        out = scaled_attention(q, self.keys[:, :, :end], self.values[:, :, :end], mask)
-        return out.transpose(1, 2).reshape(qkv_ND.shape[0], -1)
-
-    def _grow(self, k: Tensor) -> None:
-        """Room for twice the steps."""
-        used = self.state.step * self.beam
-        room = max(2 * used, 16 * self.beam)
-        sentences, heads, _, size = k.shape
-        for name in ("keys", "values"):
-            larger = k.new_empty(sentences, heads, room, size)
-            if used:
-                larger[:, :, :used] = getattr(self, name)[:, :, :used]
-            setattr(self, name, larger)
-
-    def keep(self, rows_B: Tensor) -> None:
-        used = self.state.step * self.beam
-        self.keys = self.keys[:, :, :used].index_select(0, rows_B)
-        self.values = self.values[:, :, :used].index_select(0, rows_B)
-
-
-class Memory:
-    """Keys and values of one layer's attention to the source: (B, H, S, K)."""
-
-    def __init__(self, kv_TD: Tensor, source: Ragged, beam: int, heads: int) -> None:
-        padded = source.pad(kv_TD).unflatten(2, (2, heads, -1))
-        self.keys, self.values = padded.permute(2, 0, 3, 1, 4).contiguous()
-        self.mask = None if source.full else source.mask_BL[:, None, None, :]
-        self.beam = beam
-
-    def attend(self, q_ND: Tensor, heads: int) -> Tensor:
-        q = q_ND.view(-1, self.beam, heads, q_ND.shape[1] // heads).transpose(1, 2)
-        out = scaled_attention(q, self.keys, self.values, self.mask)
-        return out.transpose(1, 2).reshape(q_ND.shape)
-
-    def keep(self, rows_B: Tensor) -> None:
-        self.keys, self.values = (x.index_select(0, rows_B) for x in (self.keys, self.values))
-        self.mask = None if self.mask is None else self.mask.index_select(0, rows_B)
-
-
-def scaled_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    if q.device.type != "cpu":
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    scores = torch.matmul(q * (1 / math.sqrt(q.shape[3])), k.transpose(2, 3))
-    if mask is not None:
-        scores.masked_fill_(~mask, -math.inf)
-    return torch.matmul(scores.softmax(-1), v)
+FIRST_ROOM = 16  # steps
 
 
 class Decoding:
@@ -88,24 +27,22 @@ class Decoding:
     def __init__(self, model: Transformer, source: Ragged, beam: int) -> None:
         self.model, self.beam, self.step = model, beam, 0
         encoded_TD = model.encode(source)
-        heads = model.shape.heads
         self.memories = [
-            Memory(layer.cross_attention.function.key_value(encoded_TD), source, beam, heads)
+            Memory(layer.cross_attention.function.key_value(encoded_TD), source, beam)
             for layer in model.decoder
         ]
-        self.pasts = [Past(len(source), beam, self) for _ in model.decoder]
+        self.pasts = [Past(len(source), self) for _ in model.decoder]
         self.places_BWL = torch.empty(
             len(source), beam, 0, dtype=torch.int64, device=encoded_TD.device
         )
-        self.mask: Tensor | None = None
 
     def logits(self, tokens_BW: Tensor, parents_BW: Tensor | None = None) -> Tensor:
         """Feed a token to each hypothesis, which continues one of the last step's (its parent).
 
         The first column is that of FIRST_OUTPUT, the end mark.
         """
-        model, beam = self.model, self.beam
-        if beam > 1:
+        model = self.model
+        if self.beam > 1:
             self._remember(tokens_BW, parents_BW)
         embedding = model.embedding
         x_ND = embedding.weight[tokens_BW.reshape(-1)] * math.sqrt(embedding.embedding_dim)
@@ -116,15 +53,13 @@ class Decoding:
         return functional.linear(model.decoder_norm(x_ND), embedding.outputs_VD)
 
     def _remember(self, tokens_BW: Tensor, parents_BW: Tensor | None) -> None:
-        """Where the tokens of each hypothesis stand, and the mask that follows from it."""
+        """Where the tokens of each hypothesis stand."""
         own_W = torch.arange(self.beam, device=tokens_BW.device)
-        own_BW1 = own_W.expand(len(tokens_BW), -1)[:, :, None]
         if parents_BW is not None:
             index = parents_BW[:, :, None].expand_as(self.places_BWL)
             self.places_BWL = self.places_BWL.gather(1, index)
+        own_BW1 = (own_W + self.step * self.beam).expand(len(tokens_BW), -1)[:, :, None]
         self.places_BWL = torch.cat([self.places_BWL, own_BW1], dim=2)
-        seen_BWLW = self.places_BWL[..., None] == own_W
-        self.mask = seen_BWLW.flatten(2)[:, None]
 
     def keep(self, rows_B: Tensor) -> None:
         """Go on with these sentences only."""
@@ -132,3 +67,91 @@ class Decoding:
             past.keep(rows_B)
             memory.keep(rows_B)
         self.places_BWL = self.places_BWL.index_select(0, rows_B)
+
+
+class Past:
+    """Keys and values of one layer's self-attention: (B, steps * W, 2D)."""
+
+    def __init__(self, sentences: int, state: Decoding) -> None:
+        self.sentences, self.state = sentences, state
+        self.owners = np.arange(sentences)  # of the sentences still there, in kv
+        self.kv = torch.empty(0, 0, 0)
+
+    def attend(self, qkv_ND: Tensor, heads: int) -> Tensor:
+        """Remember the new keys and values, and let the queries look at all so far."""
+        beam, width = self.state.beam, qkv_ND.shape[1] // 3
+        begin, end = self.state.step * beam, (self.state.step + 1) * beam
+        if end > self.kv.shape[1]:
+            room = max(2 * begin, FIRST_ROOM * beam)
+            larger = qkv_ND.new_empty(self.sentences, room, 2 * width)
+            if begin:
+                larger[:, :begin] = self.kv[:, :begin]
+            self.kv = larger
+        places = self.state.places_BWL
+        if has_kernels(qkv_ND):
+            kernels.remember(qkv_ND.numpy(), width, self.kv.numpy(), self.owners, begin, beam)
+            lengths = np.full(len(self.owners), end)
+            return _step(qkv_ND, self.kv, self.owners, lengths, places.numpy(), beam, heads)
+        self.kv[:, begin:end] = qkv_ND[:, width:].unflatten(0, (-1, beam))
+        mask = None
+        if beam > 1:
+            mask = places.new_zeros(self.sentences, beam, end, dtype=torch.bool)
+            mask = mask.scatter_(2, places, True)
+        return _attend(qkv_ND[:, :width], self.kv[:, :end], mask, beam, heads)
+
+    def keep(self, rows_B: Tensor) -> None:
+        if has_kernels(self.kv):
+            self.owners = self.owners[rows_B.numpy()]
+            return
+        used = self.state.step * self.state.beam
+        self.kv = self.kv[:, :used].index_select(0, rows_B)
+        self.sentences = len(rows_B)
+
+
+class Memory:
+    """Keys and values of one layer's attention to the source: (B, S, 2D)."""
+
+    def __init__(self, kv_TD: Tensor, source: Ragged, beam: int) -> None:
+        self.kv, self.beam = source.pad(kv_TD), beam
+        self.owners, self.lengths = np.arange(len(source)), source.lengths
+        self.mask_BS = source.mask_BL
+        self.everyone = np.empty((1, 1, 0), np.int64)
+
+    def attend(self, q_ND: Tensor, heads: int) -> Tensor:
+        if has_kernels(q_ND):
+            parts = (self.owners, self.lengths, self.everyone)
+            return _step(q_ND, self.kv, *parts, self.beam, heads)
+        return _attend(q_ND, self.kv, self.mask_BS[:, None], self.beam, heads)
+
+    def keep(self, rows_B: Tensor) -> None:
+        if has_kernels(self.kv):
+            rows = rows_B.numpy()
+            self.owners, self.lengths = self.owners[rows], self.lengths[rows]
+            return
+        self.kv = self.kv.index_select(0, rows_B)
+        self.mask_BS = self.mask_BS.index_select(0, rows_B)
+
+
+def _step(
+    q_ND: Tensor,
+    kv: Tensor,
+    owners: np.ndarray,
+    lengths: np.ndarray,
+    rows: np.ndarray,
+    beam: int,
+    heads: int,
+) -> Tensor:
+    width = kv.shape[2] // 2
+    out_ND = q_ND.new_empty(q_ND.shape[0], width)
+    shape = (beam, heads, width, out_ND.numpy())
+    kernels.attention_step(q_ND.numpy(), kv.numpy(), 0, width, owners, lengths, rows, *shape)
+    return out_ND
+
+
+def _attend(q_ND: Tensor, kv: Tensor, mask: Tensor | None, beam: int, heads: int) -> Tensor:
+    """The same by torch: the hypotheses of a sentence are its queries; mask is (B, W or 1, S)."""
+    q = q_ND.unflatten(0, (-1, beam)).unflatten(2, (heads, -1)).transpose(1, 2)
+    k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in kv.chunk(2, dim=2))
+    mask = None if mask is None else mask[:, None]
+    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return out.transpose(1, 2).flatten(2).flatten(0, 1)

@@ -209,3 +209,77 @@ def attention_backward(
                     _add(grad_m[m_begin + j, k1 : k1 + size], factor, query)
                 at += seen
         q_begin, m_begin = q_end, m_end
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+
+@_compiled
+def attention_step(queries, memory, k0, v0, owners, lengths, rows, beam, heads, width, out):
+    """One query for each of `beam` hypotheses a sentence, which share the sentence's memory.
+
+    Sentence b has memory[owners[b]]. Its hypothesis w sees rows[b, w] of it; if there are no rows,
+    the first lengths[b].
+    """
+    size = width // heads
+    scale = float32(1 / np.sqrt(size))
+    chosen = rows.shape[2]
+    softmax = np.empty(memory.shape[1], np.float32)
+    for b in range(len(owners)):
+        mine = memory[owners[b]]
+        for w in range(beam):
+            n = b * beam + w
+            seen = chosen if chosen else lengths[b]
+            for h in range(heads):
+                q1, k1, v1 = h * size, k0 + h * size, v0 + h * size
+                query = queries[n, q1 : q1 + size]
+                highest = float32(-np.inf)
+                for j in range(seen):
+                    row = rows[b, w, j] if chosen else j
+                    softmax[j] = scale * _dot(query, mine[row, k1 : k1 + size])
+                    highest = max(highest, softmax[j])
+                total = float32(0)
+                for j in range(seen):
+                    softmax[j] = np.exp(softmax[j] - highest)
+                    total += softmax[j]
+                total = float32(1) / total
+                result = out[n, q1 : q1 + size]
+                result[:] = 0
+                for j in range(seen):
+                    row = rows[b, w, j] if chosen else j
+                    _add(result, softmax[j] * total, mine[row, v1 : v1 + size])
+
+
+@_compiled
+def remember(states, first, memory, owners, begin, beam):
+    """Copy the columns of `states` from `first` on to the next rows of each sentence's memory."""
+    width = memory.shape[2]
+    for b in range(len(owners)):
+        for w in range(beam):
+            memory[owners[b], begin + w, :] = states[b * beam + w, first : first + width]
+
+
+@njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
+def largest(x, values, places):
+    """The k largest of each row, in order; of equal ones the first. A block is looked through only
+    if its maximum is one of them."""
+    rows, width = x.shape
+    k = values.shape[1]
+    for n in range(rows):
+        row, best, where = x[n], values[n], places[n]
+        best[:] = -np.inf
+        where[:] = 0
+        for begin in range(0, width, 128):
+            block = row[begin : begin + 128]
+            highest = block[0]
+            for j in range(len(block)):
+                highest = max(highest, block[j])
+            if highest > best[k - 1]:
+                for j in range(len(block)):
+                    value = block[j]
+                    if value > best[k - 1]:
+                        i = k - 1
+                        while i > 0 and best[i - 1] < value:
+                            best[i], where[i] = best[i - 1], where[i - 1]
+                            i -= 1
+                        best[i], where[i] = value, begin + j

@@ -32,7 +32,8 @@ def forward_mode() -> Iterator[None]:
         _forward_mode.reset(token)
 
 
-def _compiled(x: Tensor) -> bool:
+def has_kernels(x: Tensor) -> bool:
+    """Is this where the compiled loops are for?"""
     if x.device.type != "cpu" or x.dtype != torch.float32 or torch.compiler.is_compiling():
         return False
     return not _forward_mode.get()
@@ -76,7 +77,7 @@ def attention(
     So self-attention gives the same (T, 3D) twice.
     """
     width = kv_TD.shape[1] // 3 if q_TD is kv_TD else q_TD.shape[1]
-    if _compiled(q_TD):
+    if has_kernels(q_TD):
         return _Attention.apply(q_TD, kv_TD, queries, memory, heads, width, causal)
     k_TD, v_TD = kv_TD[:, -2 * width : -width], kv_TD[:, -width:]
     q, k, v = (
@@ -153,7 +154,7 @@ class _Attention(torch.autograd.Function):
 
 def relu(x_TF: Tensor, bias_F: Tensor) -> Tensor:
     """relu(x + bias); x is overwritten."""
-    if _compiled(x_TF):
+    if has_kernels(x_TF):
         return _Relu.apply(x_TF, bias_F)
     return (x_TF + bias_F).relu()
 
@@ -190,18 +191,35 @@ def residual(
 ) -> Tensor:
     """norm(x + dropout(y + bias)), or without norm; y, a product's result, is overwritten."""
     rate = dropout.rate if training else 0.0
-    if _compiled(x_TD):
+    if has_kernels(x_TD):
         seed = dropout.next_seed() if rate else (np.uint32(0), np.uint32(0))
         drop = (np.uint32(round(rate * 2**32)), np.float32(1 / (1 - rate)), *seed)
+        if not torch.is_grad_enabled():
+            return _residual_in_place(x_TD, y_TD, bias_D, drop, norm)
         x_TD = _Residual.apply(x_TD, y_TD, bias_D, drop)
         return x_TD if norm is None else _Norm.apply(x_TD, norm.weight, norm.bias, norm.eps)
     x_TD = x_TD + functional.dropout(y_TD + bias_D, rate, training)
     return x_TD if norm is None else norm(x_TD)
 
 
+def _residual_in_place(
+    x_TD: Tensor, y_TD: Tensor, bias_D: Tensor, drop: tuple[Any, ...], norm: nn.LayerNorm | None
+) -> Tensor:
+    """Where nothing is kept for a backward pass: everything happens in y."""
+    y = y_TD.numpy()
+    kernels.residual_forward(x_TD.contiguous().numpy(), y, bias_D.detach().numpy(), *drop)
+    if norm is not None:
+        weight, bias = norm.weight.detach().numpy(), norm.bias.detach().numpy()
+        moments = np.empty((2, len(y)), np.float32)
+        kernels.norm_forward(y, weight, bias, norm.eps, y, moments[0], moments[1])
+    return y_TD
+
+
 class _Residual(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, y_TD: Tensor, bias_D: Tensor, drop: tuple) -> Tensor:
+    def forward(
+        ctx: Any, x_TD: Tensor, y_TD: Tensor, bias_D: Tensor, drop: tuple[Any, ...]
+    ) -> Tensor:
         x, y = x_TD.detach().contiguous().numpy(), y_TD.detach().numpy()
         kernels.residual_forward(x, y, bias_D.detach().numpy(), *drop)
         ctx.mark_dirty(y_TD)
@@ -252,7 +270,7 @@ class _Norm(torch.autograd.Function):
 def drop(x_TD: Tensor, dropout: Dropout, training: bool) -> Tensor:
     """Dropout alone; x is overwritten."""
     rate = dropout.rate if training else 0.0
-    if _compiled(x_TD) and rate:
+    if has_kernels(x_TD) and rate:
         zero = x_TD.new_zeros(())
         return residual(
             zero.expand_as(x_TD), x_TD, zero.expand(x_TD.shape[1]), dropout, None, training
