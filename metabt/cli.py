@@ -451,7 +451,7 @@ def _add_models(verbs) -> None:  # type: ignore[no-untyped-def]
         action="store_true",
         help="put the score, the log-probability and a tab before each line",
     )
-    verb.add_argument("--batch-tokens", type=int, default=4096, help="changes the speed only")
+    verb.add_argument("--batch-tokens", type=_count, default=8192, help="changes the speed only")
     _add_machine(verb)
     verb = _verb(verbs, "export", _export, "convert a trained model for other software")
     verb.add_argument("--model", type=Path, required=True, metavar="DIR")

@@ -10,7 +10,7 @@ from metabt.progress import Progress
 
 Output = TypeVar("Output")
 
-BATCH_TOKENS = 4096  # source tokens
+BATCH_TOKENS = 8192  # source tokens
 
 
 def decode_many(
@@ -29,9 +29,12 @@ def decode_many(
     batches: list[np.ndarray] = []
     at = 0
     while at < len(order):
-        count = max(1, batch_tokens // int(lengths[order[at]]))
-        batches.append(order[at : at + count])
+        # As many sentences as the threads can take, dealt out in turn: batches of equal work.
+        count = max(1, batch_tokens // int(lengths[order[at]])) * threads.threads
+        together = order[at : at + count]
+        batches += [together[i :: threads.threads] for i in range(threads.threads)]
         at += count
+    batches = [batch for batch in batches if len(batch)]
     results: list[Output | None] = [None] * len(sources)
 
     def work(indices: np.ndarray) -> Sequence[Output]:
