@@ -30,4 +30,3 @@ rule all:
     input:
         rules.data.input,
         pretrained_models(),
-
