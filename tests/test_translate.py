@@ -122,9 +122,11 @@ def translate(metabt, trained):
 
 
 def start(*arguments, cwd=ROOT, **streams):
-    """The command line in a process of its own."""
+    """The command line in a process of its own, which hears Control-C even if we are in the
+    background and do not."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **streams}
+    streams["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     command = [sys.executable, "-m", "metabt", *map(str, arguments)]
     return subprocess.Popen(command, cwd=cwd, env=environment, stderr=subprocess.PIPE, **streams)
 
