@@ -142,6 +142,19 @@ def _add(a, factor, b):
 
 
 @_compiled
+def _exponentiate(scores):
+    """exp(scores - max) in place; what they must be multiplied by to sum to 1."""
+    highest = float32(-np.inf)
+    for j in range(len(scores)):
+        highest = max(highest, scores[j])
+    total = float32(0)
+    for j in range(len(scores)):
+        scores[j] = np.exp(scores[j] - highest)
+        total += scores[j]
+    return float32(1) / total
+
+
+@_compiled
 def attention_forward(queries, memory, k0, v0, q_ends, m_ends, heads, width, causal, out, weights):
     """`weights` receives every softmax, one after the other: sentence, head, query."""
     size = width // heads
@@ -158,14 +171,7 @@ def attention_forward(queries, memory, k0, v0, q_ends, m_ends, heads, width, cau
                 query = queries[i, q1 : q1 + size]
                 for j in range(seen):
                     softmax[j] = scale * _dot(query, memory[m_begin + j, k1 : k1 + size])
-                highest = float32(-np.inf)
-                for j in range(seen):
-                    highest = max(highest, softmax[j])
-                total = float32(0)
-                for j in range(seen):
-                    softmax[j] = np.exp(softmax[j] - highest)
-                    total += softmax[j]
-                total = float32(1) / total
+                total = _exponentiate(softmax)
                 result = out[i, q1 : q1 + size]
                 result[:] = 0
                 for j in range(seen):
@@ -233,16 +239,10 @@ def attention_step(queries, memory, k0, v0, owners, lengths, rows, beam, heads, 
             for h in range(heads):
                 q1, k1, v1 = h * size, k0 + h * size, v0 + h * size
                 query = queries[n, q1 : q1 + size]
-                highest = float32(-np.inf)
                 for j in range(seen):
                     row = rows[b, w, j] if chosen else j
                     softmax[j] = scale * _dot(query, mine[row, k1 : k1 + size])
-                    highest = max(highest, softmax[j])
-                total = float32(0)
-                for j in range(seen):
-                    softmax[j] = np.exp(softmax[j] - highest)
-                    total += softmax[j]
-                total = float32(1) / total
+                total = _exponentiate(softmax[:seen])
                 result = out[n, q1 : q1 + size]
                 result[:] = 0
                 for j in range(seen):
