@@ -1,7 +1,9 @@
 """Decoding against exhaustive enumeration, exact distributions, and itself in other batches."""
 
+import gc
 import itertools
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -70,7 +72,7 @@ def test_a_token_at_a_time_is_the_same_as_all_at_once(norm):
     rng = np.random.default_rng(1)
     sources = [rng.integers(3, 40, n) for n in (5, 1, 9)]
     target = rng.integers(3, 40, (3, 24))  # more steps than the first allocation holds
-    state = Decoding(model, Ragged.of(sources, last=EOS), beam=1)
+    state = Decoding(model, Ragged.of(sources, last=EOS), beam=1, limit=60)
     inputs = np.concatenate([np.full((3, 1), BOS), target], axis=1)
     with torch.inference_mode():
         steps = [state.logits(torch.tensor(inputs[:, t : t + 1])) for t in range(25)]
@@ -292,3 +294,49 @@ def test_the_same_without_compiled_loops():
         for a, b in zip(compiled, plain, strict=True):
             assert np.array_equal(a.ids, b.ids)
             assert a.log_prob == pytest.approx(b.log_prob, rel=1e-4)
+
+
+def test_nothing_of_a_batch_stays_in_memory(monkeypatch):
+    """Keys and values are large: they must not wait for the garbage collector."""
+    states = []
+
+    class Watched(Decoding):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            states.append(weakref.ref(self.pasts[0]))
+
+    monkeypatch.setattr(decoding, "Decoding", Watched)
+    gc.disable()
+    try:
+        greedy(tiny(), [np.array([4, 5])])
+        beam_search(tiny(), [np.array([4, 5])], beam=2, alpha=0.6)
+        assert [state() for state in states] == [None, None]
+    finally:
+        gc.enable()
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-200, 200, width=32), min_size=1, max_size=300), st.integers(1, 5))
+def test_the_largest_and_the_total(values, count):
+    row = torch.tensor([values])
+    best, places = decoding.largest(row, min(count, len(values)))
+    assert best[0].tolist() == sorted(values, reverse=True)[:count]
+    assert row[0, places[0]].tolist() == best[0].tolist()
+    exact = torch.logsumexp(row.double(), 1) - row.double().amax(1)
+    found = decoding.log_total(row, row.amax(1))
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=300),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_a_drawn_token_is_where_the_cumulated_softmax_passes_u(values, uniform):
+    logits = torch.tensor([values])
+    probs = logits.double().softmax(1)[0]
+    ends = probs.cumsum(0)
+    (place,), (log_prob,) = decoding.draw(logits.clone(), torch.tensor([uniform]).double())
+    assert ends[place] - probs[place] <= uniform + 1e-5 and uniform <= ends[place] + 1e-5
+    assert probs[place] > 0
+    torch.testing.assert_close(log_prob.double(), probs[place].log(), rtol=1e-5, atol=1e-5)

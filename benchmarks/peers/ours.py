@@ -53,7 +53,7 @@ def decode(arguments: argparse.Namespace) -> None:
         sources,
         lambda i, batch: generation(saved, i, batch),
         threads,
-        batch_tokens=arguments.batch,
+        batch_tokens=arguments.batch // beam,  # as `metabt translate` does
     )
     seconds = time.perf_counter() - began
     report_decoding(arguments.output, seconds, [[names[i] for i in h[0].ids] for h in found])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from metabt.config import Sampling
 from metabt.data.subwords import BOS, EOS
@@ -22,7 +23,7 @@ from metabt.nmt.transformer import FIRST_OUTPUT, Transformer
 
 EXTRA_LENGTH = 50
 COMPACT_BELOW = 1.0  # of the sentences still going: then the finished ones leave the batch
-BLOCK = 128  # of the vocabulary, in the search for a sampled token
+BLOCK = kernels.BLOCK  # of the vocabulary, in the search for a sampled token
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,13 @@ def largest(x_NV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values_NK, columns_NK
 
 
-def log_total(logits_NV: Tensor, best_N1: Tensor) -> Tensor:
-    """log sum exp(logits - best); the logits are overwritten."""
-    return logits_NV.sub_(best_N1).exp_().sum(1).log_()
+def log_total(logits_NV: Tensor, best_N: Tensor) -> Tensor:
+    """log sum exp(logits - best)."""
+    if not has_kernels(logits_NV):
+        return (logits_NV - best_N[:, None]).exp_().sum(1).log_()
+    total_N = torch.empty_like(best_N)
+    kernels.log_totals(logits_NV.numpy(), best_N.numpy(), total_N.numpy())
+    return total_N
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -78,10 +83,7 @@ def sample(
             chosen_N = _inverse(log_probs_NK.exp().double().cumsum(1), uniform_N)
             index = chosen_N[:, None]
             return ids_NK.gather(1, index)[:, 0], log_probs_NK.gather(1, index)[:, 0]
-        probs_NV = logits_NV.softmax(1)
-        chosen_N = _draw(probs_NV, uniform_N)
-        log_probs_N = probs_NV.gather(1, chosen_N[:, None])[:, 0].log()
-        return chosen_N, log_probs_N
+        return draw(logits_NV, uniform_N)
 
     return _follow(model, sources, choose)
 
@@ -92,7 +94,7 @@ def greedy(model: Transformer, sources: Sequence[np.ndarray]) -> list[Hypothesis
 
     def choose(logits_NV: Tensor, step: int, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         best_N1, ids_N1 = largest(logits_NV, 1)
-        return ids_N1[:, 0], -log_total(logits_NV, best_N1)
+        return ids_N1[:, 0], -log_total(logits_NV, best_N1[:, 0])
 
     return _follow(model, sources, choose)
 
@@ -105,7 +107,7 @@ def _follow(model: Transformer, sources: Sequence[np.ndarray], choose: Choose) -
     device = model.embedding.weight.device
     limits = np.array([len(source) + EXTRA_LENGTH for source in sources])
     rows = np.arange(len(sources))  # of the sentences still in the batch
-    state = Decoding(model, Ragged.of(sources, last=EOS, device=device), beam=1)
+    state = Decoding(model, Ragged.of(sources, last=EOS, device=device), 1, int(limits.max()))
     tokens_N = torch.full((len(sources),), BOS, device=device)
     ids = np.zeros((len(sources), int(limits.max())), np.uint16)
     lengths = limits.copy()
@@ -151,20 +153,30 @@ def _uniform(seed: int, numbers: np.ndarray, step: int) -> Tensor:
     return torch.from_numpy((x >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
-def _draw(probs_NV: Tensor, uniform_N: Tensor) -> Tensor:
-    """The token at which the cumulated probability passes u: first its block, then its place."""
+def draw(logits_NV: Tensor, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The column at which the cumulated softmax passes u, and its log-probability.
+
+    The logits are overwritten.
+    """
+    if has_kernels(logits_NV):
+        chosen_N = torch.empty(len(logits_NV), dtype=torch.int64)
+        log_probs_N = logits_NV.new_empty(len(logits_NV))
+        kernels.draw(
+            logits_NV.numpy(), uniform_N.numpy(), chosen_N.numpy(), log_probs_N.numpy()
+        )
+        return chosen_N, log_probs_N
+    probs_NV = logits_NV.softmax(1)
     rows, vocabulary = probs_NV.shape
-    short = -vocabulary % BLOCK
-    if short:
-        probs_NV = torch.nn.functional.pad(probs_NV, (0, short))
-    blocks_NGB = probs_NV.view(rows, -1, BLOCK)
+    # First the block of the vocabulary, then the place in it.
+    blocks_NGB = functional.pad(probs_NV, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
     ends_NG = blocks_NGB.sum(2).double().cumsum(1)
     block_N = _inverse(ends_NG, uniform_N)
     index = block_N[:, None]
     begin_N = torch.where(block_N > 0, ends_NG.gather(1, (index - 1).clamp(min=0))[:, 0], 0.0)
     share_N = (uniform_N * ends_NG[:, -1] - begin_N) / (ends_NG.gather(1, index)[:, 0] - begin_N)
     inner_NB = blocks_NGB.gather(1, index[:, :, None].expand(-1, -1, BLOCK))[:, 0]
-    return block_N * BLOCK + _inverse(inner_NB.double().cumsum(1), share_N)
+    chosen_N = block_N * BLOCK + _inverse(inner_NB.double().cumsum(1), share_N)
+    return chosen_N, probs_NV.gather(1, chosen_N[:, None])[:, 0].log()
 
 
 def _inverse(ends_NK: Tensor, uniform_N: Tensor) -> Tensor:
@@ -197,7 +209,7 @@ def beam_search(
     limits = np.array([len(source) + EXTRA_LENGTH for source in sources])
     finished = [_Finished(beam, alpha, n_best, int(limit)) for limit in limits]
     rows = np.arange(len(sources))  # of the sentences still in the batch
-    state = Decoding(model, Ragged.of(sources, last=EOS, device=device), beam)
+    state = Decoding(model, Ragged.of(sources, last=EOS, device=device), beam, int(limits.max()))
     tokens_BW = torch.full((len(sources), beam), BOS, device=device)
     parents_BW: Tensor | None = None
     alive_BW = torch.full((len(sources), beam), -torch.inf, device=device)
@@ -207,7 +219,8 @@ def beam_search(
         logits_NV = state.logits(tokens_BW, parents_BW)
         # Of 2W candidates at most W end, so W can always go on.
         best_NK, ids_NK = largest(logits_NV, min(2 * beam, logits_NV.shape[1]))
-        best_NK = best_NK - best_NK[:, :1] - log_total(logits_NV, best_NK[:, :1])[:, None]
+        best_N = best_NK[:, 0].clone()
+        best_NK -= (best_N + log_total(logits_NV, best_N))[:, None]
         scores_BC = (alive_BW.reshape(-1, 1) + best_NK).view(len(rows), -1)
         top_BK, order_BK = scores_BC.topk(min(2 * beam, scores_BC.shape[1]))
         ids_BK = ids_NK.view(len(rows), -1).gather(1, order_BK) + FIRST_OUTPUT

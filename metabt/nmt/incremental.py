@@ -22,72 +22,81 @@ FIRST_ROOM = 16  # steps
 
 
 class Decoding:
-    """The state of a batch that is being decoded."""
+    """A batch that is being decoded, for at most `limit` steps."""
 
-    def __init__(self, model: Transformer, source: Ragged, beam: int) -> None:
-        self.model, self.beam, self.step = model, beam, 0
+    def __init__(self, model: Transformer, source: Ragged, beam: int, limit: int) -> None:
+        self.model = model
         encoded_TD = model.encode(source)
+        self.hypotheses = Hypotheses(len(source), beam, limit, encoded_TD.device)
         self.memories = [
             Memory(layer.cross_attention.function.key_value(encoded_TD), source, beam)
             for layer in model.decoder
         ]
-        self.pasts = [Past(len(source), self) for _ in model.decoder]
-        self.places_BWL = torch.empty(
-            len(source), beam, 0, dtype=torch.int64, device=encoded_TD.device
-        )
+        self.pasts = [Past(len(source), self.hypotheses) for _ in model.decoder]
 
     def logits(self, tokens_BW: Tensor, parents_BW: Tensor | None = None) -> Tensor:
         """Feed a token to each hypothesis, which continues one of the last step's (its parent).
 
         The first column is that of FIRST_OUTPUT, the end mark.
         """
-        model = self.model
-        if self.beam > 1:
-            self._remember(tokens_BW, parents_BW)
+        model, step = self.model, self.hypotheses.step
+        self.hypotheses.continue_from(parents_BW)
         embedding = model.embedding
         x_ND = embedding.weight[tokens_BW.reshape(-1)] * math.sqrt(embedding.embedding_dim)
-        x_ND = x_ND + embedding.positions(self.step + 1)[self.step]
+        x_ND = x_ND + embedding.positions(step + 1)[step]
         for layer, past, memory in zip(model.decoder, self.pasts, self.memories, strict=True):
             x_ND = layer.step(x_ND, past, memory)
-        self.step += 1
+        self.hypotheses.step += 1
         return functional.linear(model.decoder_norm(x_ND), embedding.outputs_VD)
-
-    def _remember(self, tokens_BW: Tensor, parents_BW: Tensor | None) -> None:
-        """Where the tokens of each hypothesis stand."""
-        own_W = torch.arange(self.beam, device=tokens_BW.device)
-        if parents_BW is not None:
-            index = parents_BW[:, :, None].expand_as(self.places_BWL)
-            self.places_BWL = self.places_BWL.gather(1, index)
-        own_BW1 = (own_W + self.step * self.beam).expand(len(tokens_BW), -1)[:, :, None]
-        self.places_BWL = torch.cat([self.places_BWL, own_BW1], dim=2)
 
     def keep(self, rows_B: Tensor) -> None:
         """Go on with these sentences only."""
-        for past, memory in zip(self.pasts, self.memories, strict=True):
-            past.keep(rows_B)
-            memory.keep(rows_B)
+        for part in (*self.pasts, *self.memories, self.hypotheses):
+            part.keep(rows_B)
+
+
+class Hypotheses:
+    """How far they are, and where the tokens of each stand."""
+
+    def __init__(self, sentences: int, beam: int, limit: int, device: torch.device) -> None:
+        self.beam, self.limit, self.step = beam, limit, 0
+        self.own_BW = torch.arange(beam, device=device).expand(sentences, beam)
+        self.places_BWL = torch.empty(sentences, beam, 0, dtype=torch.int64, device=device)
+
+    def continue_from(self, parents_BW: Tensor | None) -> None:
+        if self.beam == 1:
+            return
+        if parents_BW is not None:
+            index = parents_BW[:, :, None].expand_as(self.places_BWL)
+            self.places_BWL = self.places_BWL.gather(1, index)
+        own_BW1 = (self.own_BW + self.step * self.beam)[:, :, None]
+        self.places_BWL = torch.cat([self.places_BWL, own_BW1], dim=2)
+
+    def keep(self, rows_B: Tensor) -> None:
+        self.own_BW = self.own_BW[: len(rows_B)]
         self.places_BWL = self.places_BWL.index_select(0, rows_B)
 
 
 class Past:
     """Keys and values of one layer's self-attention: (B, steps * W, 2D)."""
 
-    def __init__(self, sentences: int, state: Decoding) -> None:
-        self.sentences, self.state = sentences, state
+    def __init__(self, sentences: int, hypotheses: Hypotheses) -> None:
+        self.sentences, self.hypotheses = sentences, hypotheses
         self.owners = np.arange(sentences)  # of the sentences still there, in kv
         self.kv = torch.empty(0, 0, 0)
 
     def attend(self, qkv_ND: Tensor, heads: int) -> Tensor:
         """Remember the new keys and values, and let the queries look at all so far."""
-        beam, width = self.state.beam, qkv_ND.shape[1] // 3
-        begin, end = self.state.step * beam, (self.state.step + 1) * beam
+        beam, step, width = self.hypotheses.beam, self.hypotheses.step, qkv_ND.shape[1] // 3
+        begin, end = step * beam, (step + 1) * beam
         if end > self.kv.shape[1]:
-            room = max(2 * begin, FIRST_ROOM * beam)
-            larger = qkv_ND.new_empty(self.sentences, room, 2 * width)
+            # Memory that was never written to costs nothing on a CPU.
+            steps = self.hypotheses.limit if has_kernels(qkv_ND) else max(2 * step, FIRST_ROOM)
+            larger = qkv_ND.new_empty(self.sentences, steps * beam, 2 * width)
             if begin:
                 larger[:, :begin] = self.kv[:, :begin]
             self.kv = larger
-        places = self.state.places_BWL
+        places = self.hypotheses.places_BWL
         if has_kernels(qkv_ND):
             kernels.remember(qkv_ND.numpy(), width, self.kv.numpy(), self.owners, begin, beam)
             lengths = np.full(len(self.owners), end)
@@ -103,7 +112,7 @@ class Past:
         if has_kernels(self.kv):
             self.owners = self.owners[rows_B.numpy()]
             return
-        used = self.state.step * self.state.beam
+        used = self.hypotheses.step * self.hypotheses.beam
         self.kv = self.kv[:, :used].index_select(0, rows_B)
         self.sentences = len(rows_B)
 
