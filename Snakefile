@@ -29,4 +29,5 @@ rule all:
     default_target: True
     input:
         rules.data.input,
-        pretrained_models(),
+        expand("results/{pair}/backward/scores.json", pair=EXPERIMENT.pairs),
+        all_results(),

@@ -48,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _config_check(options: argparse.Namespace) -> None:
-    from metabt.config import load
     from metabt.data.catalogue import faults
+    from metabt.experiment import load
 
     experiment = load(options.config)
     if found := faults(experiment):
@@ -63,7 +63,7 @@ def _config_check(options: argparse.Namespace) -> None:
 
 
 def _config_schema(options: argparse.Namespace) -> None:
-    from metabt.config import Experiment
+    from metabt.experiment import Experiment
 
     print(json.dumps(Experiment.model_json_schema(), indent=2))
 
@@ -75,9 +75,9 @@ def _synthesise(options: argparse.Namespace) -> None:
 
 
 def _download(options: argparse.Namespace) -> None:
-    from metabt.config import load
     from metabt.data.catalogue import DOWNLOADS, resource, resources
     from metabt.data.download import download
+    from metabt.experiment import load
 
     if options.urls:
         checksums = options.checksum or [None] * len(options.urls)
@@ -188,17 +188,22 @@ def _encode(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
-    from metabt.training.pretrain import pretrain
+    from metabt.training.pretrain import Start, pretrain
 
-    pretrain(
-        options.run_file,
-        options.output,
-        threads=options.threads,
-        micro_tokens=options.micro_tokens,
-        compile=options.compile,
-        device=options.device,
-        checkpoint_seconds=60 * options.checkpoint_minutes,
+    start = Start(
+        options.threads,
+        options.micro_tokens,
+        options.compile,
+        options.device,
+        60 * options.checkpoint_minutes,
     )
+    run = read_json(options.run_file)
+    if isinstance(run, dict) and run.get("kind") == "forward":
+        from metabt.methods.blocks.task import train_forward
+
+        train_forward(options.run_file, options.output, start)
+    else:
+        pretrain(options.run_file, options.output, start)
 
 
 def _translate(options: argparse.Namespace) -> None:
@@ -235,6 +240,12 @@ def _score(options: argparse.Namespace) -> None:
     from metabt.evaluation.scores import score_files
 
     write_json(options.output, score_files(options.hypotheses, options.references))
+
+
+def _summarise(options: argparse.Namespace) -> None:
+    from metabt.evaluation.summary import summarise
+
+    summarise(options.scores, options.title, options.decoding, options.output)
 
 
 def _statistics(options: argparse.Namespace) -> None:
@@ -461,6 +472,11 @@ def _add_models(verbs) -> None:  # type: ignore[no-untyped-def]
     verb.add_argument("hypotheses", type=Path)
     verb.add_argument("references", type=Path)
     verb.add_argument("--output", type=Path, required=True, metavar="JSON")
+    verb = _verb(verbs, "summarise", _summarise, "a method's mean score over its seeds")
+    verb.add_argument("scores", type=Path, nargs="+", metavar="JSON")
+    verb.add_argument("--title", required=True)
+    verb.add_argument("--decoding", required=True, help="how the test set was translated")
+    verb.add_argument("--output", type=Path, required=True)
 
 
 def _add_statistics(verbs) -> None:  # type: ignore[no-untyped-def]

@@ -1,19 +1,15 @@
-"""The experiment as typed models: the only place that knows its keys, defaults and limits.
+"""The parts of an experiment as typed models: their keys, defaults and limits.
 
-`parse` reports everything that is wrong at once, each fault with its path (and line) in the file.
-Every default that a paper's result could depend on is written out in `config.yaml`; what has a
-default here is a convenience of the format.
+experiment.py puts them together, with the options of the methods (methods/). Every default that a
+paper's result could depend on is written out in `config.yaml`; what has a default here is a
+convenience of the format.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
-
-from metabt.config_file import Fault, describe, read_yaml
-from metabt.errors import UserError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_VOCABULARY = 65_535  # token ids are stored in 16 bits
 SPECIAL_TOKENS = 4  # padding, begin, end, unknown
@@ -244,6 +240,18 @@ class Batch(Model):
             raise ValueError("a batch is given by sentences or by tokens: one of the two")
         return self
 
+    def without(self, part: "Batch") -> "Batch":
+        """What is left of a forward batch for parallel pairs."""
+        unit = "tokens" if self.sentences is None else "sentences"
+        whole, taken = getattr(self, unit), getattr(part, unit)
+        if taken is None:
+            raise ValueError(f"forward.batch is given by {unit}, so pseudo_batch must be, too")
+        if taken >= whole:
+            raise ValueError(
+                f"pseudo_batch leaves no room for parallel pairs in forward.batch ({unit})"
+            )
+        return Batch(**{unit: whole - taken})
+
 
 class Training(Model):
     steps: Count
@@ -299,151 +307,5 @@ class Setting(Model):
             values = getattr(self, key)
             if len(set(values)) != len(values):
                 raise ValueError(f"{key} has a value twice: {values}")
-        whole, part = self.forward.batch, self.pseudo_batch
-        for unit in ("sentences", "tokens"):
-            if (getattr(part, unit) or 0) >= (getattr(whole, unit) or float("inf")):
-                raise ValueError(
-                    f"pseudo_batch leaves no room for parallel pairs in forward.batch ({unit})"
-                )
+        self.forward.batch.without(self.pseudo_batch)
         return self
-
-
-# --------------------------------------------------------------------------------------- methods
-
-
-class NoBT(Model):
-    """Parallel data only."""
-
-    algorithm: Literal["nobt"]
-
-
-class MLE(Model):
-    """A fixed backward model (sections 2 and 5.2 of the paper)."""
-
-    algorithm: Literal["mle"]
-    generation: Literal["sampling", "beam", "noisy-beam"]
-
-
-class DualNMT(Model):
-    """The backward model follows language model and reconstruction (He et al. 2016)."""
-
-    algorithm: Literal["dualnmt"]
-    alpha: Annotated[float, Field(ge=0, le=1)] = Field(description="weight of the language model")
-    backward_optimiser: Optimiser
-
-
-class MetaBT(Model):
-    """The backward model follows the forward model's gradient on MetaDev (section 3)."""
-
-    algorithm: Literal["metabt"]
-    reward: Literal["sentence", "batch"] = Field(description="one number a sentence, or a batch")
-    precondition: bool = Field(description="by the forward optimiser's diagonal (appendix A.1)")
-    baseline: Share | None = Field(description="rate of the reward's moving average; none = off")
-    backward_optimiser: Optimiser
-
-
-Method = Annotated[NoBT | MLE | DualNMT | MetaBT, Field(discriminator="algorithm")]
-
-
-class Evaluation(Model):
-    beam: Count
-    length_penalty: Annotated[float, Field(ge=0)]
-    significance_trials: Count = Field(description="of the randomisation test")
-
-
-class Experiment(Model):
-    """A whole experiment: what `config.yaml` holds."""
-
-    name: str
-    ted_archive: str = Field(description="where the TED archive is: an http(s) address or a file")
-    pairs: Annotated[dict[str, Pair], Field(min_length=1)]
-    settings: dict[SettingName, Setting]
-    methods: dict[Name, Method]
-    evaluation: Evaluation
-
-    def setting(self, pair: str) -> Setting:
-        return self.settings[self.pairs[pair].setting]
-
-
-# --------------------------------------------------------------------------------- reading a file
-
-
-def load(path: Path) -> Experiment:
-    """Read and check an experiment's file."""
-    return parse(read_yaml(path), path)
-
-
-def parse(values: Any, path: Path | None = None) -> Experiment:
-    """Check the values of an experiment; one error names every fault in them."""
-    faults: list[Fault] = []
-    try:
-        experiment = Experiment.model_validate(values)
-    except ValidationError as error:
-        faults = [(tuple(e["loc"]), _message(e)) for e in error.errors()]
-        experiment = None
-    faults += _contradictions(_valid_parts(values))
-    if faults or experiment is None:
-        raise UserError(describe(faults, path))
-    return experiment
-
-
-def _valid_parts(values: Any) -> dict[str, dict[str, Any]]:
-    """Those pairs, settings and methods that are right in themselves, to be checked together."""
-    models: dict[str, Any] = {"pairs": Pair, "settings": Setting, "methods": Method}
-    parts: dict[str, dict[str, Any]] = {section: {} for section in models}
-    if not isinstance(values, Mapping):
-        return parts
-    for section, model in models.items():
-        entries = values.get(section)
-        for name, value in entries.items() if isinstance(entries, Mapping) else ():
-            try:
-                parts[section][str(name)] = TypeAdapter(model).validate_python(value)
-            except ValidationError:
-                parts[section][str(name)] = None
-    return parts
-
-
-def _contradictions(parts: dict[str, dict[str, Any]]) -> list[Fault]:
-    """What is wrong between the sections of a file."""
-    faults: list[Fault] = []
-    pairs, settings, methods = parts["pairs"], parts["settings"], parts["methods"]
-    for name, pair in pairs.items():
-        if pair is None:
-            continue
-        at = ("pairs", name)
-        if name != f"{pair.source}-{pair.target}":
-            expected = f"{pair.source}-{pair.target}"
-            faults.append((at, f"source and target say that this pair's name is '{expected}'"))
-        if pair.setting not in settings:
-            faults.append(((*at, "setting"), f"there is no settings.{pair.setting}"))
-    for name, setting in settings.items():
-        if setting is None:
-            continue
-        limit = setting.subwords.vocabulary_limit(languages=3 if name == "multilingual" else 2)
-        if limit > MAX_VOCABULARY:
-            faults.append(
-                (
-                    ("settings", name, "subwords", "size"),
-                    f"a vocabulary may then have {limit:,} entries, but ids are of 16 bits: "
-                    f"{MAX_VOCABULARY:,} at most",
-                )
-            )
-        for i, method in enumerate(setting.methods):
-            if method not in methods:
-                known = ", ".join(methods) or "none"
-                faults.append(
-                    (("settings", name, "methods", i), f"no method '{method}' (there are: {known})")
-                )
-    return faults
-
-
-def _message(error: Any) -> str:
-    if error["type"] == "extra_forbidden":
-        return "unknown key"
-    if error["type"] == "missing":
-        return "this key is missing"
-    message = error["msg"].removeprefix("Value error, ")
-    value = error["input"]
-    if isinstance(value, str | int | float) and error["type"] != "value_error":
-        message += f" (it is {value!r})"
-    return message

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from metabt.config import Dataset, load
+from metabt.config import Dataset
 from metabt.data.catalogue import File, Source, locate, resources
 from metabt.errors import UserError
+from metabt.experiment import load
 
 ROOT = Path(__file__).parents[1]
 TED = "http://phontron.com/data/ted_talks.tar.gz"

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from metabt import config
-from metabt.config import load, parse
 from metabt.config_file import read_yaml
 from metabt.data import subwords
 from metabt.errors import UserError
+from metabt.experiment import load, parse
+from metabt.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted([ROOT / "config.yaml", *(ROOT / "config").glob("*.yaml")])
@@ -39,7 +40,7 @@ def test_config_yaml_is_the_paper_s_experiment():
     assert (standard.sampling.top_k, multilingual.sampling.top_k) == (None, 10)
     assert standard.forward.steps == 200_000
     metabt = paper.methods["metabt"]
-    assert isinstance(metabt, config.MetaBT)
+    assert isinstance(metabt, METHODS["metabt"].Options)
     batches = (standard.forward.batch, standard.pseudo_batch, standard.metadev_batch)
     assert [batch.sentences for batch in batches] == [2048, 1024, 512]
     assert metabt.baseline

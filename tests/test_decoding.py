@@ -337,6 +337,7 @@ def test_a_drawn_token_is_where_the_cumulated_softmax_passes_u(values, uniform):
     probs = logits.double().softmax(1)[0]
     ends = probs.cumsum(0)
     (place,), (log_prob,) = decoding.draw(logits.clone(), torch.tensor([uniform]).double())
-    assert ends[place] - probs[place] <= uniform + 1e-5 and uniform <= ends[place] + 1e-5
+    assert ends[place] - probs[place] <= uniform + 1e-5
+    assert uniform <= ends[place] + 1e-5
     assert probs[place] > 0
     torch.testing.assert_close(log_prob.double(), probs[place].log(), rtol=1e-5, atol=1e-5)

@@ -26,11 +26,12 @@ from metabt.nmt.threads import ComputeThreads
 from metabt.tensor_files import read_tensors, write_tensors
 from metabt.training import supervised
 from metabt.training.distributed import Group
+from metabt.training.learner import Machine, micro_batches
 from metabt.training.loop import Loop
 from metabt.training.optimisers import clip, optimiser, rate_at
-from metabt.training.pretrain import locked, pretrain
+from metabt.training.pretrain import Start, locked, pretrain
 from metabt.training.run import read_run
-from metabt.training.supervised import Machine, Supervised, micro_batches
+from metabt.training.supervised import Supervised
 from metabt.training.vector import ParameterVector
 
 ROOT = Path(__file__).parents[1]
@@ -172,7 +173,8 @@ import torch
 from metabt.nmt.threads import ComputeThreads
 from metabt.training.distributed import process_group
 from metabt.training.run import read_run
-from metabt.training.supervised import Machine, Supervised
+from metabt.training.learner import Machine
+from metabt.training.supervised import Supervised
 class Never:
     def stop(self): return False
 with process_group("cpu") as group:
@@ -234,7 +236,7 @@ def test_torch_compile_does_not_change_the_step(toy):
 
 def run_loop(run_file, directory, **options):
     one = task(run_file)
-    loop = Loop(one, read_run(run_file).model_dump(), directory, ALONE, **options)
+    loop = Loop(one, directory, ALONE, **options)
     return loop, loop.run()
 
 
@@ -275,9 +277,9 @@ def test_steps_that_are_not_finite_are_skipped_and_counted(toy, tmp_path, monkey
     accumulate = supervised.Learner.accumulate
     bad = {2, 5, 6, 9}
 
-    def poisoned(self, sides, weight, seed):
-        sums = accumulate(self, sides, weight, seed)
-        if seed[1] in bad:
+    def poisoned(self, *arguments, dropout):
+        sums = accumulate(self, *arguments, dropout=dropout)
+        if dropout[1] in bad:
             self.vector.grads[3] = math.nan
         return sums
 
@@ -296,7 +298,7 @@ def test_a_diverged_run_ends_with_its_record(toy, tmp_path):
         training={"steps": 200, "diverged_after": 4},
         optimiser={"name": "sgd", "rate": 1e30, "schedule": "constant", "warmup": 0},
     )
-    pretrain(run_file, tmp_path, threads=1)
+    pretrain(run_file, tmp_path, Start(threads=1))
     record = json.loads((tmp_path / "training.json").read_text())
     assert record["status"] == "diverged"
     assert record["skipped_steps"] >= 4
@@ -317,7 +319,7 @@ def test_a_run_under_way_can_be_made_longer_or_shorter(toy, tmp_path):
         for steps in lengths:
             run_file = toy_run(toy, training={"steps": steps, "validate_every": 5})
             one = task(run_file)
-            loop = Loop(one, read_run(run_file).model_dump(), tmp_path / str(i), ALONE)
+            loop = Loop(one, tmp_path / str(i), ALONE)
             if steps != lengths[-1]:  # stop after 10 steps
                 loop.task.measure = _interrupt_at(loop, 10)
                 with pytest.raises(Interrupted):
@@ -345,12 +347,12 @@ def _interrupt_at(loop, step):
 
 def test_a_finished_run_is_not_trained_again(toy, tmp_path, monkeypatch):
     run_file = toy_run(toy, training={"steps": 6})
-    pretrain(run_file, tmp_path, threads=1)
+    pretrain(run_file, tmp_path, Start(threads=1))
     before = (tmp_path / "model.safetensors").read_bytes()
     for name in ("model.safetensors", "model.json", "training.json", "metrics.csv"):
         (tmp_path / name).unlink()  # as Snakemake does before it runs a rule again
     monkeypatch.setattr(Supervised, "step", lambda *_: pytest.fail("trained again"))
-    pretrain(run_file, tmp_path, threads=1)
+    pretrain(run_file, tmp_path, Start(threads=1))
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
@@ -363,7 +365,7 @@ def test_one_process_at_a_time(toy, tmp_path):
 
 
 def test_a_language_model_learns(toy, tmp_path):
-    pretrain(toy_run(toy, kind="language-model"), tmp_path, threads=1)
+    pretrain(toy_run(toy, kind="language-model"), tmp_path, Start(threads=1))
     saved = load_model(tmp_path, kind="language-model")
     assert saved.languages == ["xx"]
     table = rows(tmp_path)
@@ -419,7 +421,7 @@ def test_a_wrong_description_is_told_in_a_sentence(toy, tmp_path, change, messag
     path = tmp_path / "run.json"
     path.write_text(json.dumps(run))
     with pytest.raises(UserError, match=message):
-        pretrain(path, tmp_path, threads=1)
+        pretrain(path, tmp_path, Start(threads=1))
 
 
 def test_a_shard_of_another_vocabulary_is_refused(toy, tmp_path):
@@ -431,7 +433,7 @@ def test_a_shard_of_another_vocabulary_is_refused(toy, tmp_path):
     path.write_text(json.dumps(run))
     if (tmp_path / "other" / "vocab.json").read_bytes() != (toy / "vocab.json").read_bytes():
         with pytest.raises(UserError, match="was not written with the vocabulary"):
-            pretrain(path, tmp_path, threads=1)
+            pretrain(path, tmp_path, Start(threads=1))
 
 
 # --- interruptions --------------------------------------------------------------------------------
@@ -483,7 +485,7 @@ def uninterrupted(toy, tmp_path_factory):
     directory = tmp_path_factory.mktemp("whole")
     run_file = toy_run(toy, training=LONG)
     run_file = run_file.rename(directory / "run.json")
-    pretrain(run_file, directory, threads=2)
+    pretrain(run_file, directory, Start(threads=2))
     return run_file, finished(directory)
 
 
@@ -534,8 +536,8 @@ def test_a_signal_during_a_measurement_loses_nothing(uninterrupted, tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setattr(supervised.Dev, "measure", interrupted)
         with pytest.raises(Interrupted):
-            pretrain(run_file, tmp_path, threads=2)
-    pretrain(run_file, tmp_path, threads=2)
+            pretrain(run_file, tmp_path, Start(threads=2))
+    pretrain(run_file, tmp_path, Start(threads=2))
     assert finished(tmp_path) == expected
 
 
@@ -556,7 +558,7 @@ def test_reversal_is_learnt(tmp_path):
         },
         optimiser={"rate": 0.002, "warmup": 100},
     )
-    pretrain(run_file, tmp_path / "model", threads=2)
+    pretrain(run_file, tmp_path / "model", Start(threads=2))
     new = sentences(200, 3, 9)
     source, out = tmp_path / "new.source", tmp_path / "out"
     source.write_text("".join(f"{line}\n" for line in new))

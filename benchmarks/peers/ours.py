@@ -18,8 +18,9 @@ def train(arguments: argparse.Namespace, meter: Meter) -> None:
 
     from metabt.nmt.threads import ComputeThreads
     from metabt.training.distributed import Group
+    from metabt.training.learner import Machine
     from metabt.training.run import read_run
-    from metabt.training.supervised import Machine, Supervised
+    from metabt.training.supervised import Supervised
 
     os.chdir(arguments.data)
     machine = Machine(Group(0, 1, torch.device("cpu")), ComputeThreads(arguments.threads), 4096)

@@ -6,14 +6,17 @@ import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from metabt.config import Dataset, Experiment, Pair
+from metabt.config import Dataset, Pair
 from metabt.data.download import Resource
 from metabt.data.sources import File, Format, Source
 from metabt.errors import UserError
+
+if TYPE_CHECKING:
+    from metabt.experiment import Experiment
 
 TABLE = Path("resources/datasets.yaml")
 DOWNLOADS = Path("resources/downloads")
@@ -61,7 +64,7 @@ def locate_pair(pair: Pair, ted_archive: str) -> dict[str, list[Located]]:
     }
 
 
-def faults(experiment: Experiment) -> list[str]:
+def faults(experiment: "Experiment") -> list[str]:
     """Every dataset of an experiment that means nothing, with its path in the config."""
     found = []
     for name, pair in experiment.pairs.items():
@@ -74,7 +77,7 @@ def faults(experiment: Experiment) -> list[str]:
     return found
 
 
-def resources(experiment: Experiment) -> dict[str, tuple[Resource, list[str]]]:
+def resources(experiment: "Experiment") -> dict[str, tuple[Resource, list[str]]]:
     """Every file that an experiment downloads, with the pairs that need it; keyed by its path."""
     found: dict[str, tuple[Resource, list[str]]] = {}
     for name, pair in experiment.pairs.items():

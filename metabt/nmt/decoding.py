@@ -161,9 +161,7 @@ def draw(logits_NV: Tensor, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
     if has_kernels(logits_NV):
         chosen_N = torch.empty(len(logits_NV), dtype=torch.int64)
         log_probs_N = logits_NV.new_empty(len(logits_NV))
-        kernels.draw(
-            logits_NV.numpy(), uniform_N.numpy(), chosen_N.numpy(), log_probs_N.numpy()
-        )
+        kernels.draw(logits_NV.numpy(), uniform_N.numpy(), chosen_N.numpy(), log_probs_N.numpy())
         return chosen_N, log_probs_N
     probs_NV = logits_NV.softmax(1)
     rows, vocabulary = probs_NV.shape

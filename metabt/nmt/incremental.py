@@ -51,8 +51,10 @@ class Decoding:
 
     def keep(self, rows_B: Tensor) -> None:
         """Go on with these sentences only."""
-        for part in (*self.pasts, *self.memories, self.hypotheses):
-            part.keep(rows_B)
+        self.hypotheses.keep(rows_B)
+        for past, memory in zip(self.pasts, self.memories, strict=True):
+            past.keep(rows_B)
+            memory.keep(rows_B)
 
 
 class Hypotheses:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from metabt.config import Sampling
 from metabt.config import Transformer as Shape
 from metabt.data.subwords import BOS, EOS
 from metabt.nmt.loss import cross_entropy
@@ -27,6 +28,7 @@ NORM_EPSILON = 1e-5
 FIRST_OUTPUT = EOS  # of the ids that a model can produce
 
 Sides = Sequence[Sequence[np.ndarray]]  # sentences as ids without marks: source and target, or one
+TokenWeights = float | Sequence[np.ndarray]  # one for all, or one a token and end mark
 
 
 class Linear(nn.Linear):
@@ -208,15 +210,24 @@ class Transformer(nn.Module):
             x_TD = layer(x_TD, target, encoded_TD, source)
         return self.decoder_norm(x_TD)
 
-    def loss(self, pairs: Sides, weight: float, smoothing: float) -> tuple[Tensor, Tensor]:
-        """Label-smoothed loss of all target tokens times `weight`, and each one's -log p."""
+    def loss(
+        self,
+        pairs: Sides,
+        weights: TokenWeights,
+        smoothing: float,
+        sampling: Sampling | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The weighted sum of all target tokens' label-smoothed losses, and each one's -log p.
+
+        With `sampling`, p is the distribution that was sampled from.
+        """
         device = self.embedding.weight.device
         sources, targets = pairs
         states_TD = self(
             Ragged.of(sources, last=EOS, device=device),
             Ragged.of(targets, first=BOS, device=device),
         )
-        return token_loss(states_TD, self.embedding, targets, weight, smoothing)
+        return token_loss(states_TD, self.embedding, targets, weights, smoothing, sampling)
 
 
 class LanguageModel(nn.Module):
@@ -238,24 +249,42 @@ class LanguageModel(nn.Module):
             x_TD = layer(x_TD, text)
         return self.norm(x_TD)
 
-    def loss(self, texts: Sides, weight: float, smoothing: float) -> tuple[Tensor, Tensor]:
+    def loss(
+        self,
+        texts: Sides,
+        weights: TokenWeights,
+        smoothing: float,
+        sampling: Sampling | None = None,
+    ) -> tuple[Tensor, Tensor]:
         device = self.embedding.weight.device
         (sentences,) = texts
         states_TD = self(Ragged.of(sentences, first=BOS, device=device))
-        return token_loss(states_TD, self.embedding, sentences, weight, smoothing)
+        return token_loss(states_TD, self.embedding, sentences, weights, smoothing, sampling)
 
 
 def token_loss(
     states_TD: Tensor,
     embedding: Embedding,
     sentences: Sequence[np.ndarray],
-    weight: float,
+    weights: TokenWeights,
     smoothing: float,
+    sampling: Sampling | None,
 ) -> tuple[Tensor, Tensor]:
     expected = Ragged.of(sentences, last=EOS, device=states_TD.device)
-    weights_T = embedding.weight.new_full(expected.ids_T.shape, weight)
-    targets_T = expected.ids_T - FIRST_OUTPUT
-    return cross_entropy(states_TD, embedding.outputs_VD, targets_T, weights_T, smoothing)
+    if isinstance(weights, float):
+        weights_T = embedding.weight.new_full(expected.ids_T.shape, weights)
+    else:
+        weights_T = torch.from_numpy(np.concatenate(weights)).to(embedding.weight)
+    sampling = sampling or Sampling()
+    return cross_entropy(
+        states_TD,
+        embedding.outputs_VD,
+        expected.ids_T - FIRST_OUTPUT,
+        weights_T,
+        smoothing,
+        top_k=sampling.top_k,
+        temperature=sampling.temperature,
+    )
 
 
 def final_norm(shape: Shape) -> nn.Module:

@@ -32,6 +32,11 @@ class Group:
             dist.all_reduce(tensor)
         return tensor
 
+    def sums(self, values: dict[str, float]) -> dict[str, float]:
+        """Named numbers, added up over all processes."""
+        exact = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
+        return dict(zip(values, self.add_up(exact).tolist(), strict=True))
+
     def any(self, flag: bool) -> bool:
         return bool(self.add_up(torch.tensor(int(flag), device=self.device)).item())
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -30,7 +30,11 @@ class Task(Protocol):
     """What is trained. `step` and `measure` are called by all processes together."""
 
     training: Training
-    columns: ClassVar[list[str]]
+    columns: list[str]  # of metrics.csv
+
+    @property
+    def identity(self) -> Any:
+        """The run's description: a checkpoint of another one is not continued."""
 
     def step(self, number: int) -> dict[str, float] | None:
         """One update; what it adds to the row's sums, or None if it was not finite and skipped."""
@@ -52,6 +56,9 @@ class Task(Protocol):
         """What else changes, as JSON."""
 
     def go_to(self, position: Any) -> None: ...
+
+    def finish(self, directory: Path) -> None:
+        """Write what else is to be kept of a finished run."""
 
 
 @dataclass
@@ -100,20 +107,16 @@ def _without_steps(run: Any) -> Any:
 
 class Loop:
     """Trains a task in a directory, whose `checkpoint` folder holds the last state, the best models
-    and the metrics so far.
-
-    `identity` is the run's description: a checkpoint of another one is not continued.
-    """
+    and the metrics so far."""
 
     def __init__(
         self,
         task: Task,
-        identity: Any,
         directory: Path,
         group: Group,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> None:
-        self.task, self.identity, self.group = task, identity, group
+        self.task, self.identity, self.group = task, task.identity, group
         self.folder = directory / "checkpoint"
         self.last = self.folder / "last.safetensors"
         self.checkpoint_seconds = checkpoint_seconds

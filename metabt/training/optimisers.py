@@ -26,6 +26,10 @@ class Optimiser(Protocol):
 
     def step(self, rate: float) -> None: ...
 
+    def precondition_(self, direction: Tensor) -> None:
+        """Multiply a direction by the derivative of the last step with respect to its gradient,
+        but for the rate: a diagonal, if the moving averages of squares are taken as they are."""
+
 
 class Adam:
     """Kingma and Ba 2015: torch's, fused, on the one vector."""
@@ -35,7 +39,7 @@ class Adam:
         parameter.grad = vector.grads
         betas = (settings.betas[0], settings.betas[1])
         self._adam = torch.optim.Adam([parameter], betas=betas, eps=settings.epsilon, fused=True)
-        self.state = _moments(vector)
+        self.settings, self.state = settings, _moments(vector)
         self._adam.state[parameter] = {
             "step": self.state["steps"],
             "exp_avg": self.state["mean"],
@@ -46,6 +50,9 @@ class Adam:
         self._adam.param_groups[0]["lr"] = rate
         self._adam.step()
 
+    def precondition_(self, direction: Tensor) -> None:
+        _precondition_by_adam_(direction, self.state, self.settings)
+
 
 def _moments(vector: ParameterVector) -> dict[str, Tensor]:
     return {
@@ -55,12 +62,20 @@ def _moments(vector: ParameterVector) -> dict[str, Tensor]:
     }
 
 
+def _precondition_by_adam_(direction: Tensor, state: dict[str, Tensor], settings: Settings) -> None:
+    """(1 - beta1) / (1 - beta1^t) / (sqrt(square / (1 - beta2^t)) + epsilon)."""
+    (beta1, beta2), steps = settings.betas, int(state["steps"])
+    scale = (state["square"] / (1 - beta2**steps)).sqrt_().add_(settings.epsilon)
+    direction.mul_((1 - beta1) / (1 - beta1**steps)).div_(scale)
+
+
 class Lamb:
     """You et al. 2020: Adam's direction, rescaled to the norm of each parameter."""
 
     def __init__(self, vector: ParameterVector, settings: Settings) -> None:
         self.vector, self.settings = vector, settings
         self.state = _moments(vector)
+        self._trust: list[Tensor] = []
 
     def step(self, rate: float) -> None:
         state, (beta1, beta2) = self.state, self.settings.betas
@@ -72,11 +87,19 @@ class Lamb:
         direction = state["mean"] / (1 - beta1**steps) / scale
         values = list(self.vector.split(self.vector.values))
         directions = list(self.vector.split(direction))
+        self._trust = []
         for value, towards in zip(values, directions, strict=True):
             norm, length = value.norm(), towards.norm()
             # A parameter that is zero (a bias at the start) has no scale of its own.
             trust = torch.where((norm > 0) & (length > 0), norm / length, torch.ones_like(norm))
             value.sub_(towards * trust * rate)
+            self._trust.append(trust)
+
+    def precondition_(self, direction: Tensor) -> None:
+        """The norms, too, are taken as they are."""
+        _precondition_by_adam_(direction, self.state, self.settings)
+        for part, trust in zip(self.vector.split(direction), self._trust, strict=True):
+            part.mul_(trust)
 
 
 class GradientDescent:
@@ -86,6 +109,9 @@ class GradientDescent:
 
     def step(self, rate: float) -> None:
         self.vector.values.sub_(self.vector.grads, alpha=rate)
+
+    def precondition_(self, direction: Tensor) -> None:
+        """The step is the gradient."""
 
 
 OPTIMISERS: dict[str, type[Adam] | type[Lamb] | type[GradientDescent]] = {

@@ -1,9 +1,11 @@
 """`metabt train`: from a run's description to a model's directory."""
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,9 +14,10 @@ from metabt.files import write_json, write_text
 from metabt.nmt.model_files import save_model
 from metabt.nmt.threads import ComputeThreads
 from metabt.training.distributed import process_group
-from metabt.training.loop import CHECKPOINT_SECONDS, Loop
+from metabt.training.learner import Machine
+from metabt.training.loop import CHECKPOINT_SECONDS, Loop, Task
 from metabt.training.run import read_run
-from metabt.training.supervised import Machine, Supervised
+from metabt.training.supervised import Supervised
 
 
 @contextmanager
@@ -29,48 +32,46 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def pretrain(
-    description: Path,
-    directory: Path,
-    *,
-    threads: int | None = None,
-    micro_tokens: int | None = None,
-    compile: bool = False,
-    device: str | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-) -> None:
-    """Train the model that `run.json` describes, going on from a checkpoint if there is one.
+@dataclass(frozen=True)
+class Start:
+    """How a run is started; nothing of this belongs to its description."""
+
+    threads: int | None = None
+    micro_tokens: int | None = None
+    compile: bool = False
+    device: str | None = None
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+
+
+def train(run: Any, make_task: Callable[[Machine], Task], directory: Path, start: Start) -> None:
+    """Train a task in a directory, going on from a checkpoint if there is one.
 
     `training.json` is written last and says how it ended.
     """
-    run = read_run(description)
-    with process_group(device) as group:
+    with process_group(start.device) as group:
         first = group.first
         with locked(directory) if first else nullcontext():
             on_gpu = group.device.type == "cuda"
             machine = Machine(
                 group,
-                ComputeThreads(1 if on_gpu else threads),
-                micro_tokens or (16384 if on_gpu else 4096),
-                compile,
+                ComputeThreads(1 if on_gpu else start.threads),
+                start.micro_tokens or (16384 if on_gpu else 4096),
+                start.compile,
             )
             if first:
                 (directory / "training.json").unlink(missing_ok=True)
-            task = Supervised(run, machine, Path())
-            loop = Loop(task, run.model_dump(), directory, group, checkpoint_seconds)
+            task = make_task(machine)
+            loop = Loop(task, directory, group, start.checkpoint_seconds)
             try:
                 state = loop.run()
             except torch.OutOfMemoryError as error:
                 raise UserError(f"out of GPU memory: lower --micro-tokens ({error})") from error
             if first:
-                save_model(
-                    directory,
-                    loop.best_weights(),
-                    run.kind,
-                    run.transformer,
-                    run.languages,
-                    Path(run.vocabulary),
-                )
+                weights = loop.best_weights()
+                kind = "language-model" if run.kind == "language-model" else "translation"
+                vocabulary = Path(run.vocabulary)
+                save_model(directory, weights, kind, run.transformer, run.languages, vocabulary)
+                task.finish(directory)
                 record = {
                     "status": state.status,
                     "steps": state.step,
@@ -78,8 +79,14 @@ def pretrain(
                     "selected_by": f"dev_{run.training.select}",
                     "averaged_steps": [step for _, step in state.best],
                     "best": abs(state.best[0][0]) if state.best else None,
-                    "parameters": sum(task.learner.vector.sizes),
+                    "parameters": sum(weight.numel() for weight in weights.values()),
                 }
                 write_text(directory / "metrics.csv", (loop.folder / "metrics.csv").read_text())
                 write_json(directory / "training.json", record)
             group.wait()
+
+
+def pretrain(description: Path, directory: Path, start: Start) -> None:
+    """Train the backward or language model that `run.json` describes."""
+    run = read_run(description)
+    train(run, lambda machine: Supervised(run, machine, Path()), directory, start)

@@ -1,7 +1,7 @@
 """The description of one training run: `run.json`, all that its result depends on."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -28,13 +28,22 @@ class Run(Model):
     seed: Natural
 
 
-def read_run(path: Path) -> Run:
+Description = TypeVar("Description", bound=Model)
+
+
+def read_description(path: Path, kind: type[Description]) -> Description:
+    """A run.json of some kind, or what is wrong with it."""
     try:
-        run = Run.model_validate(read_json(path))
+        return kind.model_validate(read_json(path))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: {where}: {first['msg']}") from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{path}: {where}: {message}" if where else f"{path}: {message}") from error
+
+
+def read_run(path: Path) -> Run:
+    run = read_description(path, Run)
     sides = 2 if run.kind == "translation" else 1
     if len(run.sides) != sides or len(run.languages) != sides:
         raise UserError(f"{path}: a {run.kind} has {sides} sides and languages")

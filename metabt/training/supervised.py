@@ -1,150 +1,50 @@
 """Maximum likelihood on sentences as they are: pre-training, language models, No BT."""
 
 import hashlib
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from metabt.config import Training
 from metabt.data.batches import BatchStream, Corpus, Position
 from metabt.data.shards import Shard
 from metabt.data.subwords import Subwords
 from metabt.errors import Interrupted, UserError
 from metabt.nmt.decoding import greedy
 from metabt.nmt.many import decode_many
-from metabt.nmt.threads import ComputeThreads
 from metabt.nmt.transformer import LanguageModel, Sides, Transformer
-from metabt.training.distributed import Group
+from metabt.training.learner import Learner, Machine, score
 from metabt.training.loop import Signals
-from metabt.training.optimisers import clip, optimiser, rate_at
+from metabt.training.optimisers import rate_at
 from metabt.training.run import Run
-from metabt.training.vector import ParameterVector
 
-
-@dataclass(frozen=True)
-class Machine:
-    """Where a run happens; nothing of this belongs to its description."""
-
-    group: Group
-    threads: ComputeThreads
-    micro_tokens: int  # of a forward and backward pass, on the longer side
-    compile: bool = False
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        if self.group.device.type == "cuda":
-            return torch.autocast("cuda", dtype=torch.bfloat16)
-        return nullcontext()
-
-
-class Learner:
-    """A model with its optimiser, and copies of it for other threads.
-
-    `accumulate` adds the gradient of a batch's loss to the vector's; `update` makes the step.
-    """
-
-    def __init__(
-        self, model: Transformer | LanguageModel, training: Training, machine: Machine
-    ) -> None:
-        self.machine, self.training = machine, training
-        self.model = model.to(machine.group.device)
-        self.vector = ParameterVector(self.model)
-        self.optimiser = optimiser(self.vector, training.optimiser)
-        workers = machine.threads.threads if machine.group.device.type == "cpu" else 1
-        self.workers = [self.vector, *(self.vector.replica() for _ in range(workers - 1))]
-        if machine.compile:
-            for worker in self.workers:
-                worker.model.compile(dynamic=True)
-
-    def accumulate(self, sides: Sides, weight: float, seed: Sequence[int]) -> dict[str, float]:
-        """Add the gradient of weight * (sum of token losses), micro-batch by micro-batch.
-
-        The sentences are dealt out to the threads; every thread has a gradient of its own, and
-        they are added in a fixed order, so the result does not depend on who was faster.
-        """
-
-        def work(number: int) -> tuple[float, float, int]:
-            worker = self.workers[number]
-            worker.model.train()
-            loss_sum, nll_sum, tokens = 0.0, 0.0, 0
-            mine = [side[number :: len(self.workers)] for side in sides]
-            for i, part in enumerate(micro_batches(mine, self.machine.micro_tokens)):
-                worker.model.dropout.restart((*seed, number, i))
-                with self.machine.autocast():
-                    loss, nll_T = worker.model.loss(part, weight, self.training.label_smoothing)
-                loss.backward()
-                loss_sum += loss.item()
-                nll_sum += nll_T.sum().item()
-                tokens += len(nll_T)
-            return loss_sum, nll_sum, tokens
-
-        sums = list(self.machine.threads.map(work, range(len(self.workers))))
-        for worker in self.workers[1:]:
-            self.vector.grads.add_(worker.grads)
-            worker.grads.zero_()
-        names = ("loss", "nll", "tokens")
-        return {name: float(sum(s[i] for s in sums)) for i, name in enumerate(names)}
-
-    def update(self, step: int, loss: float) -> float | None:
-        """Reduce over processes, clip, step; the gradient's norm.
-
-        If it or the loss is not finite, nothing happens and None is returned.
-        """
-        self.machine.group.add_up(self.vector.grads)
-        norm = clip(self.vector, self.training.optimiser.clip).item()
-        finite = bool(np.isfinite(norm) and np.isfinite(loss))
-        if finite:
-            self.optimiser.step(rate_at(self.training.optimiser, step))
-        self.vector.grads.zero_()
-        return norm if finite else None
-
-    def tensors(self, name: str) -> dict[str, Tensor]:
-        state = {f"{name}.{key}": value for key, value in self.optimiser.state.items()}
-        return {f"{name}.values": self.vector.values, **state}
-
-
-def micro_batches(sides: Sides, tokens: int) -> list[Sides]:
-    """Cut a batch, in order, where the longer side would have more than so many tokens."""
-    if not len(sides[0]):
-        return []
-    lengths = np.maximum.reduce([[len(s) + 1 for s in side] for side in sides])
-    cuts, total = [0], 0
-    for i, length in enumerate(lengths.tolist()):
-        total += length
-        if total > tokens and i > cuts[-1]:
-            cuts.append(i)
-            total = length
-    cuts.append(len(lengths))
-    return [[side[a:b] for side in sides] for a, b in pairwise(cuts)]
+COLUMNS = [  # of metrics.csv
+    "train_loss",
+    "train_perplexity",
+    "train_gradient_norm",
+    "train_tokens",
+    "train_epoch",
+    "train_rate",
+    "dev_loss",
+    "dev_perplexity",
+    "dev_bleu",
+]
 
 
 class Supervised:
     """Maximum likelihood with label smoothing."""
 
-    columns: ClassVar = [
-        "train_loss",
-        "train_perplexity",
-        "train_gradient_norm",
-        "train_tokens",
-        "train_epoch",
-        "train_rate",
-        "dev_loss",
-        "dev_perplexity",
-        "dev_bleu",
-    ]
-
     def __init__(self, run: Run, machine: Machine, base: Path) -> None:
+        self.columns = COLUMNS
         self.run, self.training, self.machine = run, run.training, machine
         subwords = Subwords.load(base / run.vocabulary)
         vocabulary = hashlib.sha256((base / run.vocabulary).read_bytes()).hexdigest()
         group = machine.group
-        shards = [open_shard(base / path, run, vocabulary) for path in run.train]
+        sides = max(run.sides) + 1
+        shards = [open_shard(base / p, sides, vocabulary, run.vocabulary) for p in run.train]
         batch = run.training.batch
         self.stream = BatchStream(
             Corpus(shards),
@@ -157,8 +57,9 @@ class Supervised:
         )
         torch.manual_seed(run.seed)
         kind = Transformer if run.kind == "translation" else LanguageModel
-        self.learner = Learner(kind(subwords.size, run.transformer), run.training, machine)
-        dev = open_shard(base / run.dev, run, vocabulary)
+        model = kind(subwords.size, run.transformer)
+        self.learner = Learner(model, run.training.optimiser, machine)
+        dev = open_shard(base / run.dev, sides, vocabulary, run.vocabulary)
         self.dev = Dev([sentences(dev, side) for side in run.sides], subwords, machine)
 
     def step(self, number: int) -> dict[str, float] | None:
@@ -170,9 +71,9 @@ class Supervised:
         seed = (self.run.seed, number, group.rank)
         if group.device.type == "cuda":
             torch.manual_seed(hash(seed) & 0xFFFFFFFF)
-        sums = self.learner.accumulate(sides, 1 / total, seed)
-        values = torch.tensor(list(sums.values()), dtype=torch.float64, device=group.device)
-        sums = dict(zip(sums, group.add_up(values).tolist(), strict=True))
+        smoothing = self.training.label_smoothing
+        loss, nll = self.learner.accumulate(sides, 1 / total, smoothing, dropout=seed)
+        sums = group.sums({"loss": loss, "nll": nll.sum(), "tokens": tokens})
         norm = self.learner.update(number, sums["loss"])
         if norm is None:
             return None
@@ -204,18 +105,25 @@ class Supervised:
     def go_to(self, position: Any) -> None:
         self.stream.position = Position(**position)
 
+    @property
+    def identity(self) -> Any:
+        return self.run.model_dump()
+
+    def finish(self, directory: Path) -> None:
+        """All is said in metrics.csv."""
+
 
 def perplexity(nll: float) -> float:
     return float(np.exp(min(nll, 100.0)))
 
 
-def open_shard(path: Path, run: Run, vocabulary: str) -> Shard:
-    """A shard that has the sides of this run and was written with its vocabulary."""
+def open_shard(path: Path, sides: int, digest: str, vocabulary: str) -> Shard:
+    """A shard that has so many sides at least and was written with a vocabulary."""
     shard = Shard.open(path)
-    if max(run.sides) >= len(shard.sides):
-        raise UserError(f"{path}: has no side {max(run.sides)}, only {len(shard.sides)}")
-    if shard.header["vocabulary"] != vocabulary:
-        raise UserError(f"{path}: was not written with the vocabulary {run.vocabulary}")
+    if len(shard.sides) < sides:
+        raise UserError(f"{path}: has no side {sides - 1}, only {len(shard.sides)}")
+    if shard.header["vocabulary"] != digest:
+        raise UserError(f"{path}: was not written with the vocabulary {vocabulary}")
     return shard
 
 
@@ -233,25 +141,14 @@ class Dev:
     def __init__(self, sides: Sides, subwords: Subwords, machine: Machine) -> None:
         self.sides, self.subwords, self.machine = sides, subwords, machine
 
-    @torch.inference_mode()
     def measure(self, model: Transformer | LanguageModel, signals: Signals) -> dict[str, float]:
-        model.eval()
         group = self.machine.group
         mine = [side[group.rank :: group.ranks] for side in self.sides]
-        order = np.argsort([len(s) for s in mine[-1]], kind="stable")
-        parts = micro_batches(
-            [[side[i] for i in order] for side in mine], self.machine.micro_tokens
-        )
-
-        def loss(part: Sides) -> tuple[float, int]:
-            with torch.inference_mode(), self.machine.autocast():
-                _, nll_T = model.loss(part, 1.0, 0.0)
-            return nll_T.double().sum().item(), len(nll_T)
-
-        sums = list(self.machine.threads.map(loss, parts))
-        values = torch.tensor([list(map(float, s)) for s in sums], dtype=torch.float64).sum(0)
-        nll, tokens = group.add_up(values.to(group.device)).tolist()
-        scores = {"dev_loss": nll / tokens, "dev_perplexity": perplexity(nll / tokens)}
+        tokens = sum(len(sentence) + 1 for sentence in mine[-1])
+        nll = score(model, mine, self.machine).sum()
+        sums = group.sums({"nll": nll, "tokens": tokens})
+        loss = sums["nll"] / sums["tokens"]
+        scores = {"dev_loss": loss, "dev_perplexity": perplexity(loss)}
         if signals.stop():
             raise Interrupted
         if isinstance(model, Transformer):

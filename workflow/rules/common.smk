@@ -7,10 +7,12 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from metabt import config as experiment_config
+from metabt import experiment as experiment_file
 from metabt import config_file
 from metabt.data import catalogue
 from metabt.errors import UserError
+from metabt.methods import METHODS as METHODS_BY_ALGORITHM
+from metabt.methods.blocks.run import ForwardRun
 from metabt.training.run import Run
 
 # Rules call `metabt`: the one that belongs to this Snakemake, whether its environment is active or not.
@@ -28,10 +30,10 @@ def checked(function, *arguments):
 def checked_experiment():
     """The config, with every fault in it told at once."""
     for path in workflow.configfiles:
-        experiment_config.read_yaml(
+        config_file.read_yaml(
             path
         )  # a key that stands twice, which Snakemake lets pass
-    experiment = experiment_config.parse(config, Path(workflow.configfiles[-1]))
+    experiment = experiment_file.parse(config, Path(workflow.configfiles[-1]))
     if faults := catalogue.faults(experiment):
         raise UserError("\n  ".join([f"{workflow.configfiles[-1]}:", *faults]))
     return experiment
@@ -53,7 +55,8 @@ wildcard_constraints:
     pair=one_of(EXPERIMENT.pairs),
     download=one_of(RESOURCES),
     set=one_of(TRAINING_SETS + HELD_OUT_SETS),
-    model="backward|lm",
+    model=f"backward|lm|(?:{one_of(METHODS)})/seed[0-9]+",
+    method=one_of(METHODS),
 
 
 def check_targets(targets):
@@ -204,20 +207,54 @@ def subword_texts(wildcards):
     ]
 
 
-def pretraining_shards(wildcards):
-    """What a backward model or a language model is trained on, and the dev set."""
-    backward = [
-        name for name in ("parallel", "related") if name in sets_of(wildcards.pair)
+def algorithm_of(wildcards):
+    """The algorithm of a forward model (metabt/seed1); none of a backward or language model."""
+    if "/" not in wildcards.model:
+        return None
+    return EXPERIMENT.methods[wildcards.model.split("/")[0]].algorithm
+
+
+def sets_of_run(wildcards):
+    """The sets that a model is trained on or chosen by."""
+    algorithm = algorithm_of(wildcards)
+    if algorithm:
+        reads = METHODS_BY_ALGORITHM[algorithm].reads
+    else:
+        reads = ["parallel"] + (["related"] if wildcards.model == "backward" else [])
+    return [name for name in sets_of(wildcards.pair) if name in (*reads, "dev")]
+
+
+def shards_of_run(wildcards):
+    return [
+        f"results/{wildcards.pair}/shards/{name}.shard"
+        for name in sets_of_run(wildcards)
     ]
-    names = backward if wildcards.model == "backward" else ["parallel"]
-    return [f"results/{wildcards.pair}/shards/{name}.shard" for name in [*names, "dev"]]
+
+
+def models_of_run(wildcards):
+    """The pre-trained models that a method begins with."""
+    algorithm = algorithm_of(wildcards)
+    reads = METHODS_BY_ALGORITHM[algorithm].reads if algorithm else []
+    return [
+        f"results/{wildcards.pair}/{name}/model.safetensors"
+        for name in ("backward", "lm")
+        if name in reads
+    ]
+
+
+def run_description(wildcards):
+    """The run.json of a model."""
+    if algorithm_of(wildcards):
+        return forward_run(wildcards).model_dump_json(indent=1)
+    return pretraining_run(wildcards).model_dump_json(indent=1)
 
 
 def pretraining_run(wildcards):
-    """The run.json of a backward model, or of the language model of the source language."""
+    """Of a backward model, or of the language model of the source language."""
     pair = EXPERIMENT.pairs[wildcards.pair]
     setting = EXPERIMENT.setting(wildcards.pair)
-    *train, dev = pretraining_shards(wildcards)
+    sets = dict(zip(sets_of_run(wildcards), shards_of_run(wildcards)))
+    dev = sets.pop("dev")
     if wildcards.model == "backward":
         kind, shape, training = "translation", setting.transformer, setting.backward
         languages, sides = [pair.target, pair.source], [1, 0]
@@ -225,25 +262,70 @@ def pretraining_run(wildcards):
         model = setting.language_model
         kind, shape, training = "language-model", model.transformer, model.training
         languages, sides = [pair.source], [0]
-    run = Run(
+    return Run(
         kind=kind,
         languages=languages,
         sides=sides,
-        train=train,
+        train=list(sets.values()),
         dev=dev,
         vocabulary=f"results/{wildcards.pair}/vocab/vocab.json",
         transformer=shape,
         training=training,
         seed=setting.seeds[0],
     )
-    return run.model_dump_json(indent=1)
 
 
-def pretrained_models():
-    """Every pair's backward model, scored, and the language models that DualNMT needs."""
-    targets = [f"results/{pair}/backward/scores.json" for pair in EXPERIMENT.pairs]
-    for pair in EXPERIMENT.pairs:
-        methods = [EXPERIMENT.methods[m] for m in EXPERIMENT.setting(pair).methods]
-        if any(method.algorithm == "dualnmt" for method in methods):
-            targets.append(f"results/{pair}/lm/training.json")
-    return targets
+def forward_run(wildcards):
+    """Of a method's forward model, such as metabt/seed1."""
+    pair = EXPERIMENT.pairs[wildcards.pair]
+    setting = EXPERIMENT.setting(wildcards.pair)
+    method, seed = Path(wildcards.model).parts
+    models = {
+        path.split("/")[2]: str(Path(path).parent) for path in models_of_run(wildcards)
+    }
+    return ForwardRun(
+        method=EXPERIMENT.methods[method],
+        languages=[pair.source, pair.target],
+        sets=dict(zip(sets_of_run(wildcards), shards_of_run(wildcards))),
+        **models,
+        low_resource=pair.related is not None,
+        vocabulary=f"results/{wildcards.pair}/vocab/vocab.json",
+        transformer=setting.transformer,
+        training=setting.forward,
+        pseudo_batch=setting.pseudo_batch,
+        metadev_batch=setting.metadev_batch,
+        sampling=setting.sampling,
+        seed=int(seed.removeprefix("seed")),
+    )
+
+
+def threads_to_train(wildcards):
+    """Runs of forward models are many, and two side by side on a thread each are faster than one
+    after the other on two; a pre-trained model is waited for by all."""
+    return 1 if algorithm_of(wildcards) else 4
+
+
+def test_text(wildcards, what):
+    """The test set's side that a model reads, or that its translations are held against."""
+    backward = wildcards.model == "backward"
+    side = "target" if backward == (what == "input") else "source"
+    return f"results/{wildcards.pair}/corpus/test.{side}"
+
+
+def forward_models(pairs, methods, file):
+    """A file of every forward model of some pairs and methods."""
+    return [
+        f"results/{pair}/{method}/seed{seed}/{file}"
+        for pair in pairs
+        for method in methods
+        for seed in EXPERIMENT.setting(pair).seeds
+    ]
+
+
+def all_results():
+    """What the config asks for in the end."""
+    return [
+        f"results/{pair}/{method}.bleu"
+        for pair in EXPERIMENT.pairs
+        for method in EXPERIMENT.setting(pair).methods
+    ]

@@ -1,8 +1,10 @@
-"""Models that are trained before any back-translation: backward models and language models."""
+"""Training and test-set scores of every model: results/{pair}/{model}, where a model is the backward
+one, the language model lm, or a method's forward model such as metabt/seed1."""
 
 
 localrules:
     describe_run,
+    summarise,
 
 
 rule describe_run:
@@ -11,9 +13,9 @@ rule describe_run:
     output:
         "results/{pair}/{model}/run.json",
     log:
-        "results/logs/{pair}/describe_{model}.log",
+        "results/logs/{pair}/{model}/describe.log",
     params:
-        run=pretraining_run,
+        run=run_description,
     shell:
         """
         printf '%s\\n' {params.run:q} >{output:q}
@@ -21,23 +23,25 @@ rule describe_run:
 
 
 rule train:
-    """Train a backward model (T to S), or the language model of S. An interrupted run goes on from
-    its checkpoint, which is not declared here because Snakemake would delete it."""
+    """Train a model. An interrupted run goes on from its checkpoint, which is not declared here
+    because Snakemake would delete it; nor are the examples of pseudo pairs, which not all have.
+    """
     input:
         run="results/{pair}/{model}/run.json",
-        shards=pretraining_shards,
+        shards=shards_of_run,
+        models=models_of_run,
         vocabulary="results/{pair}/vocab/vocab.json",
-        models=subword_model_files,
+        subwords=subword_model_files,
     output:
         weights="results/{pair}/{model}/model.safetensors",
         description="results/{pair}/{model}/model.json",
         metrics="results/{pair}/{model}/metrics.csv",
         record="results/{pair}/{model}/training.json",
     log:
-        "results/logs/{pair}/train_{model}.log",
+        "results/logs/{pair}/{model}/train.log",
     benchmark:
-        "results/benchmarks/{pair}/train_{model}.tsv"
-    threads: 4
+        "results/benchmarks/{pair}/{model}/train.tsv"
+    threads: threads_to_train
     resources:
         mem_mb=lambda w, attempt: 8000 * attempt,
         runtime="2d",
@@ -51,19 +55,19 @@ rule train:
         """
 
 
-rule translate_backward:
-    """Translate the test set from T to S with the backward model."""
+rule translate:
+    """Translate the test set with a trained model."""
     input:
-        weights="results/{pair}/backward/model.safetensors",
-        description="results/{pair}/backward/model.json",
-        text="results/{pair}/corpus/test.target",
+        weights="results/{pair}/{model}/model.safetensors",
+        description="results/{pair}/{model}/model.json",
+        text=lambda w: test_text(w, "input"),
     output:
-        "results/{pair}/backward/test.hyp",
+        "results/{pair}/{model}/test.hyp",
     log:
-        "results/logs/{pair}/translate_backward.log",
+        "results/logs/{pair}/{model}/translate.log",
     benchmark:
-        "results/benchmarks/{pair}/translate_backward.tsv"
-    threads: 4
+        "results/benchmarks/{pair}/{model}/translate.tsv"
+    threads: 2
     resources:
         mem_mb=4000,
         runtime="4h",
@@ -74,7 +78,7 @@ rule translate_backward:
     shell:
         """
         metabt translate \
-            --model results/{wildcards.pair}/backward \
+            --model results/{wildcards.pair}/{wildcards.model} \
             --input {input.text:q} \
             --output {output:q} \
             --beam {params.beam} \
@@ -84,21 +88,43 @@ rule translate_backward:
         """
 
 
-rule score_backward:
-    """How good the backward model is: BLEU and chrF on the test set."""
+rule score:
+    """BLEU and chrF of a model on the test set."""
     input:
-        hypotheses="results/{pair}/backward/test.hyp",
-        references="results/{pair}/corpus/test.source",
+        hypotheses="results/{pair}/{model}/test.hyp",
+        references=lambda w: test_text(w, "reference"),
     output:
-        "results/{pair}/backward/scores.json",
+        "results/{pair}/{model}/scores.json",
     log:
-        "results/logs/{pair}/score_backward.log",
+        "results/logs/{pair}/{model}/score.log",
     resources:
         mem_mb=1000,
         runtime="10m",
     shell:
         """
         metabt score {input.hypotheses:q} {input.references:q} \
+            --output {output:q} \
+            2>&1 | tee {log:q} >&2
+        """
+
+
+rule summarise:
+    """A method's result for a pair: the mean over seeds, and each of them."""
+    input:
+        scores=lambda w: forward_models([w.pair], [w.method], "scores.json"),
+        records=lambda w: forward_models([w.pair], [w.method], "training.json"),
+    output:
+        "results/{pair}/{method}.bleu",
+    log:
+        "results/logs/{pair}/{method}.summarise.log",
+    params:
+        beam=EXPERIMENT.evaluation.beam,
+        length_penalty=EXPERIMENT.evaluation.length_penalty,
+    shell:
+        """
+        metabt summarise {input.scores:q} \
+            --title "{wildcards.pair} {wildcards.method}" \
+            --decoding "beam {params.beam}, length penalty {params.length_penalty}" \
             --output {output:q} \
             2>&1 | tee {log:q} >&2
         """

@@ -1,0 +1,1 @@
+"""What the methods share: models that translate and learn, streams of sentences, records."""

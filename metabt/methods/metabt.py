@@ -1,0 +1,89 @@
+"""Meta Back-Translation (section 3 of the paper, and its appendix A.1).
+
+The backward model psi is moved so that the forward model theta, after a step on what psi has
+translated, is better on MetaDev.
+"""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from metabt.config import Model, Optimiser, Share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from metabt.methods.blocks.parts import Parts
+
+
+class MetaBT:
+    class Options(Model):
+        """The backward model follows the forward model's gradient on MetaDev (section 3)."""
+
+        algorithm: Literal["metabt"]
+        reward: Literal["sentence", "batch"] = Field(
+            description="one number a sentence, or a batch"
+        )
+        derivative: Literal["exact", "difference"] = Field(
+            "exact", description="of the losses along the MetaDev gradient (docs/methods.md)"
+        )
+        precondition: bool = Field(description="by the forward optimiser's diagonal (appendix A.1)")
+        baseline: Share | None = Field(
+            description="rate of the reward's moving average; none = off"
+        )
+        backward_optimiser: Optimiser
+
+    reads: ClassVar = ("parallel", "mono", "metadev", "backward")
+    columns: ClassVar = (
+        "reward_mean",
+        "reward_spread",
+        "reward_baseline",
+        "alignment",
+        "metadev_loss",
+        "backward_gradient_norm",
+    )
+
+    def __init__(self, options: Options, parts: "Parts") -> None:
+        self.options, self.parts = options, parts
+        self.theta = parts.forward()
+        self.psi = parts.backward(optimiser=options.backward_optimiser)
+        self.parallel, self.mono = parts.pairs("parallel", beside_pseudo=True), parts.mono()
+        self.metadev = parts.metadev()
+        self.baseline = parts.moving_average(options.baseline)
+
+    def step(self, number: int) -> dict[str, float] | None:
+        theta, psi = self.theta, self.psi
+        # Phase 1: x^ ~ P(.|y; psi), and a step of theta on the parallel and the pseudo pairs.
+        drawn = psi.translate(self.mono.next(), number)
+        theta_before = theta.values()
+        descent = theta.descend(number, self.parallel.next(), drawn.reversed)
+        if descent is None:
+            return None
+
+        # Phase 2: the gradient of J(theta_t) on MetaDev, and each pseudo pair's reward: the product
+        # of this gradient with the pair's own at theta_(t-1).
+        metadev_loss, gradient = theta.gradient(self.metadev.next())
+        alignment = theta.alignment(theta_before, gradient)
+        if self.options.precondition:
+            theta.precondition_(gradient)
+        exact = self.options.derivative == "exact"
+        rewards = theta.slopes(drawn.reversed, at=theta_before, along=gradient, exact=exact)
+
+        mean, spread = self.parts.mean_and_spread(rewards)
+        if self.options.reward == "batch":
+            rewards = np.full_like(rewards, mean)
+        baseline = self.baseline.before(mean)
+        norm = psi.reinforce(number, drawn, rewards - baseline)
+        columns = {
+            "reward_mean": mean,
+            "reward_spread": spread,
+            "reward_baseline": baseline,
+            "alignment": alignment,
+            "metadev_loss": metadev_loss,
+            "backward_gradient_norm": norm,
+        }
+        return self.parts.report(number, descent, drawn, rewards, columns)
+
+    def tensors(self) -> "dict[str, Tensor]":
+        return {**self.psi.tensors("psi"), "baseline": self.baseline.state}
