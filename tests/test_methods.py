@@ -4,24 +4,38 @@ The language here has so few words that all sentences of up to two of them can b
 method does in expectation is then a finite sum.
 """
 
+import csv
 import itertools
 import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.func import functional_call
-from toy import toy_forward, toy_run, write_toy
+from toy import METHOD_OPTIONS, toy_forward, toy_run, write_toy
 
-from metabt.data.subwords import EOS, UNK
+from metabt import methods
+from metabt.data.encode import encode_corpus
+from metabt.data.subwords import BOS, EOS, UNK
+from metabt.errors import Interrupted, UserError
+from metabt.methods import METHODS
 from metabt.methods.blocks import slopes
 from metabt.methods.blocks.run import ForwardRun
 from metabt.methods.blocks.sentences import Numbered, Pairs, Translations
-from metabt.methods.blocks.task import ForwardTask
+from metabt.methods.blocks.task import ForwardTask, train_forward
+from metabt.nmt.ragged import Ragged
 from metabt.nmt.threads import ComputeThreads
+from metabt.nmt.transformer import FIRST_OUTPUT
+from metabt.tensor_files import read_tensors, write_tensors
 from metabt.training.distributed import Group
 from metabt.training.learner import Machine
+from metabt.training.loop import Loop, Signals
 from metabt.training.pretrain import Start, pretrain
 from metabt.training.run import read_description
 
@@ -86,10 +100,6 @@ def all_sources(subwords):
 
 def log_probs(model, parameters, target, sources):
     """log P(x | y) of each source, by a slow path: one at a time, all logits."""
-    from metabt.data.subwords import BOS
-    from metabt.nmt.ragged import Ragged
-    from metabt.nmt.transformer import FIRST_OUTPUT
-
     result = []
     for ids, complete in sources:
         batch = (Ragged.of([target], last=EOS), Ragged.of([ids], first=BOS))
@@ -116,10 +126,6 @@ def flat(gradients):
 
 def slow_loss(model, parameters, pairs, smoothing):
     """Label-smoothed losses of sentences, from all logits."""
-    from metabt.data.subwords import BOS
-    from metabt.nmt.ragged import Ragged
-    from metabt.nmt.transformer import FIRST_OUTPUT
-
     losses = []
     for source, target in zip(pairs.sources, pairs.targets, strict=True):
         batch = (Ragged.of([source], last=EOS), Ragged.of([target], first=BOS))
@@ -343,10 +349,6 @@ def test_dualnmt_moves_psi_up_the_expected_reward(toy, alpha):
     theta = parameters_of(model)
     with torch.no_grad():
         for ids, _ in sources:
-            from metabt.data.subwords import BOS
-            from metabt.nmt.ragged import Ragged
-            from metabt.nmt.transformer import FIRST_OUTPUT
-
             states = judge(Ragged.of([ids], first=BOS))
             logs = (states @ judge.embedding.weight[FIRST_OUTPUT:].T).log_softmax(1)
             wanted = torch.tensor([*ids.tolist(), EOS]) - FIRST_OUTPUT
@@ -374,10 +376,6 @@ def test_reinforce_follows_the_distribution_that_was_sampled_from(toy):
     chosen[0] = len(chosen)  # so the mean is the first one's
     psi.reinforce(1, drawn, chosen)
     found = psi.values() - start
-
-    from metabt.data.subwords import BOS
-    from metabt.nmt.ragged import Ragged
-    from metabt.nmt.transformer import FIRST_OUTPUT
 
     psi.learner.vector.values.copy_(start)
     parameters = parameters_of(psi.saved.model)
@@ -408,3 +406,248 @@ def test_mle_leaves_psi_as_it_is(toy, generation):
     assert all(torch.equal(tensor, before[n]) for n, tensor in model.state_dict().items())
     assert (toy / "backward" / "model.safetensors").read_bytes() == weights
     assert not any(name.startswith("psi") for name in one.tensors())
+
+
+# --- a bandit -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bandit(tmp_path_factory):
+    """One-word sentences of eight words. The backward model was trained on two sources for every
+    target, the right one and another target's, so that it draws either; pairs and MetaDev know only
+    the right one."""
+    directory = tmp_path_factory.mktemp("bandit")
+    write_toy(directory, train=200, dev=16, longest=1, letters="abcdefgh")
+    words = "abcdefgh"
+    right = [(w, w) for w in words]
+    wrong = [(words[(i + 1) % 8], w) for i, w in enumerate(words)]
+    texts = {"train": right * 8, "dev": right, "metadev": right * 8, "both": (right + wrong) * 8}
+    for name, pairs in texts.items():
+        files = [directory / f"{name}.{side}" for side in ("source", "target")]
+        for file, side in zip(files, zip(*pairs, strict=True), strict=True):
+            file.write_text("".join(f"{word}\n" for word in side))
+        shard = directory / f"{name}.shard"
+        encode_corpus(directory / "vocab.json", files, ["xx", "yy"], shard, None, 1)
+    run = json.loads(
+        toy_run(
+            directory, training={"steps": 250, "label_smoothing": 0.0, "validate_every": 250}
+        ).read_text()
+    )
+    run |= {"sides": [1, 0], "train": [str(directory / "both.shard")]}
+    (directory / "backward.json").write_text(json.dumps(run))
+    pretrain(directory / "backward.json", directory / "backward", Start(threads=1))
+    return directory
+
+
+def right_share(one, draws=20):
+    """How often the backward model draws the right word."""
+    right = total = 0
+    batch = one.method.mono.next()
+    for number in range(10_000, 10_000 + draws):
+        drawn = one.method.psi.translate(batch, number)
+        right += sum(
+            a.tolist() == b.tolist() for a, b in zip(drawn.sources, drawn.targets, strict=True)
+        )
+        total += len(drawn.sources)
+    return right / total
+
+
+@pytest.mark.parametrize("reward", ["MetaDev's", "permuted"])
+@pytest.mark.parametrize("derivative", ["exact", "difference"])
+def test_the_backward_model_learns_what_helps_and_nothing_from_noise(
+    bandit, monkeypatch, reward, derivative
+):
+    rate = {"name": "adam", "rate": 3e-3, "schedule": "constant", "warmup": 0, "clip": 0}
+    options = {"backward_optimiser": rate, "derivative": derivative, "baseline": 0.3}
+    training = {**BASE, "batch": {"sentences": 64}, "label_smoothing": 0.1}
+    batches = {"pseudo_batch": {"sentences": 48}, "metadev_batch": {"sentences": 32}}
+    one = task(toy_forward(bandit, "metabt", options=options, training=training, **batches))
+    before = right_share(one)
+    assert 0.35 < before < 0.65
+    if reward == "permuted":
+        rng = np.random.default_rng(0)
+        theta = one.method.theta
+        true = theta.slopes
+        monkeypatch.setattr(theta, "slopes", lambda *a, **k: rng.permutation(true(*a, **k)))
+    for number in range(1, 201):
+        assert one.step(number) is not None
+    after = right_share(one)
+    if reward == "permuted":
+        assert after < 0.7
+    else:
+        assert after > 0.85
+
+
+# --- every method, as the loop runs it ------------------------------------------------------------
+
+FEW = {"steps": 12, "validate_every": 4, "batch": {"sentences": 24}, "average": 2}
+
+
+def finished(directory):
+    names = ["model.safetensors", "metrics.csv", "training.json", "examples.tsv"]
+    return {name: (directory / name).read_bytes() for name in names}
+
+
+@pytest.mark.parametrize("algorithm", METHOD_OPTIONS)
+def test_an_interrupted_run_ends_with_the_same_bits(toy, tmp_path, monkeypatch, algorithm):
+    path = toy_forward(toy, algorithm, training=FEW).rename(tmp_path / "run.json")
+    train_forward(path, tmp_path / "whole", Start(threads=2))
+    expected = finished(tmp_path / "whole")
+
+    rows = list(csv.DictReader(expected["metrics.csv"].decode().splitlines()))
+    assert {row["step"] for row in rows} == {"4", "8", "12"}  # fewer than a row of training takes
+    if algorithm != "nobt":
+        examples = expected["examples.tsv"].decode().splitlines()
+        assert len(examples) == 1 + 3 * 3
+
+    stops = iter([3, 4, 7, 9])  # steps
+    stop = [next(stops)]
+
+    def asked(signals):
+        return signals.group.first and loops[-1].state.step >= stop[0]
+
+    loops = []
+    create = Loop.__init__
+
+    def watched(self, *arguments, **named):
+        create(self, *arguments, **named)
+        loops.append(self)
+
+    monkeypatch.setattr(Loop, "__init__", watched)
+    monkeypatch.setattr(Signals, "stop", asked)
+    for following in (*stops, 1000):
+        with pytest.raises(Interrupted):
+            train_forward(path, tmp_path / "parts", Start(threads=2))
+        stop[0] = following
+    train_forward(path, tmp_path / "parts", Start(threads=2))
+    assert len(loops) == 5
+    assert finished(tmp_path / "parts") == expected
+
+
+@pytest.mark.parametrize("algorithm", METHOD_OPTIONS)
+def test_a_method_that_breaks_down_is_recorded_as_diverged(toy, tmp_path, algorithm):
+    training = {**FEW, "steps": 30, "diverged_after": 3}
+    training["optimiser"] = {**SGD, "rate": 1e30}
+    train_forward(toy_forward(toy, algorithm, training=training), tmp_path, Start(threads=1))
+    record = json.loads((tmp_path / "training.json").read_text())
+    assert record["status"] == "diverged"
+    assert record["skipped_steps"] >= 3
+
+
+def test_a_run_does_not_go_on_with_another_backward_model(toy, tmp_path, capsys):
+    shutil.copytree(toy / "backward", tmp_path / "backward")
+    backward = str(tmp_path / "backward")
+    path = toy_forward(toy, "mle", training=FEW, backward=backward).rename(tmp_path / "run.json")
+    train_forward(path, tmp_path / "model", Start(threads=1))
+    before = finished(tmp_path / "model")
+    train_forward(path, tmp_path / "model", Start(threads=1))
+    assert finished(tmp_path / "model") == before
+    tensors, about = read_tensors(tmp_path / "backward" / "model.safetensors")
+    write_tensors(
+        tmp_path / "backward" / "model.safetensors",
+        {name: tensor * 1.5 for name, tensor in tensors.items()},
+        about,
+    )
+    train_forward(path, tmp_path / "model", Start(threads=1))
+    assert "of another run" in capsys.readouterr().out
+    assert finished(tmp_path / "model")["model.safetensors"] != before["model.safetensors"]
+
+
+PROCESS = """
+import json, sys
+from pathlib import Path
+import torch
+torch.set_default_dtype(torch.float64)
+from metabt.methods.blocks.run import ForwardRun
+from metabt.methods.blocks.task import ForwardTask, train_forward
+from metabt.nmt.ragged import Ragged
+from metabt.nmt.threads import ComputeThreads
+from metabt.nmt.transformer import FIRST_OUTPUT
+from metabt.tensor_files import read_tensors, write_tensors
+from metabt.training.distributed import process_group
+from metabt.training.learner import Machine
+from metabt.training.run import read_description
+with process_group("cpu") as group:
+    run = read_description(Path(sys.argv[1]), ForwardRun)
+    task = ForwardTask(run, Machine(group, ComputeThreads(1), 4096), Path())
+    steps = [task.step(number) for number in range(1, 5)]
+    if group.first:
+        tensors = {name: t.reshape(-1).tolist() for name, t in task.tensors().items()}
+        print(json.dumps({"steps": steps, "tensors": tensors}))
+"""
+
+
+def run_processes(path, ranks):
+    """The steps and tensors of a run in so many processes."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(path)],
+            env={**os.environ, **world, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes)
+    return json.loads(outputs[0].strip().split("\n")[-1])
+
+
+@pytest.mark.parametrize("algorithm", ["dualnmt", "metabt"])
+def test_two_processes_are_as_one(toy, algorithm):
+    """Rewards, baselines, gradients and records are those of the whole batch."""
+    rate = {"name": "adam", "rate": 1e-3, "schedule": "constant", "warmup": 0, "clip": 0.5}
+    options = {"backward_optimiser": {**rate, "epsilon": 1e-4}}
+    training = {**BASE, "optimiser": {**rate, "epsilon": 1e-4, "clip": 0}}
+    path = toy_forward(
+        toy, algorithm, options=options, transformer={"dropout": 0.0}, training=training
+    )
+    one, two = run_processes(path, 1), run_processes(path, 2)
+    for a, b in zip(one["steps"], two["steps"], strict=True):
+        assert a == pytest.approx(b, rel=1e-6, abs=1e-9)
+    for name, values in one["tensors"].items():
+        assert values == pytest.approx(two["tensors"][name], rel=1e-5, abs=1e-8)
+
+
+# --- descriptions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"backward": None}, "mle needs 'backward'"),
+        ({"method": {"algorithm": "magic"}}, "no algorithm 'magic'"),
+        ({"method": {"algorithm": "mle"}}, "generation"),
+        ({"pseudo_batch": {"tokens": 100}}, "given by sentences"),
+        ({"pseudo_batch": {"sentences": 32}}, "no room"),
+        ({"vocabulry": "x"}, "vocabulry"),
+    ],
+)
+def test_a_faulty_description_is_refused(toy, tmp_path, change, message):
+    path = toy_forward(toy, "mle").rename(tmp_path / "run.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UserError, match=message) as error:
+        train_forward(path, tmp_path / "model", Start(threads=1))
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_example_of_the_documentation_is_a_method(toy, tmp_path, monkeypatch):
+    """docs/methods.md: a file in the folder is all it takes."""
+    text = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    assert len(code.splitlines()) < 60
+    (tmp_path / "example.py").write_text(code)
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    found = methods._find()
+    (name,) = found.keys() - METHODS.keys()
+    monkeypatch.setitem(METHODS, name, found[name])
+    options = {"backward_optimiser": SGD}
+    path = toy_forward(toy, name, options=options, training=FEW).rename(tmp_path / "run.json")
+    train_forward(path, tmp_path / "model", Start(threads=1))
+    record = json.loads((tmp_path / "model" / "training.json").read_text())
+    assert record["status"] == "finished"
