@@ -651,3 +651,28 @@ def test_the_example_of_the_documentation_is_a_method(toy, tmp_path, monkeypatch
     train_forward(path, tmp_path / "model", Start(threads=1))
     record = json.loads((tmp_path / "model" / "training.json").read_text())
     assert record["status"] == "finished"
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_compiled_slopes_are_those_of_double_precision(toy, norm):
+    """The way that training on a CPU takes, against torch's operators."""
+    path = toy_forward(toy, "metabt", transformer={"norm": norm}, training=BASE)
+    found = {}
+    for kind in (torch.float32, torch.float64):
+        torch.set_default_dtype(kind)
+        try:
+            theta = task(path, threads=2, micro_tokens=40).method.theta
+        finally:
+            torch.set_default_dtype(torch.float32)
+        generator = torch.Generator().manual_seed(1)
+        if not found:
+            values = theta.values()
+            values += 0.1 * torch.randn(values.shape, generator=generator)
+            along = torch.randn(values.shape, generator=generator)
+        words = outputs(theta.saved.subwords)
+        rng = np.random.default_rng(1)
+        sides = [[rng.choice(words, n).astype(np.uint16) for n in rng.integers(0, 9, 20)] * 2] * 2
+        pairs = Pairs(*sides)
+        found[kind] = theta.slopes(pairs, at=values.to(kind), along=along.to(kind), exact=True)
+    a, b = found.values()
+    np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * np.abs(b).max())

@@ -249,6 +249,88 @@ def attention_backward(
         q_begin, m_begin = q_end, m_end
 
 
+# --- forward-mode derivatives ---------------------------------------------------------------------
+# Each value with its tangent (d_...), in one pass; nothing is dropped.
+
+
+@_compiled
+def relu_tangent(x, bias, d_x, d_bias):
+    """x becomes relu(x + bias), and d_x its tangent."""
+    for t in range(x.shape[0]):
+        for f in range(x.shape[1]):
+            value = x[t, f] + bias[f]
+            d_x[t, f] = d_x[t, f] + d_bias[f] if value > 0 else float32(0)
+            x[t, f] = max(value, float32(0))
+
+
+@_compiled
+def norm_tangent(x, weight, bias, epsilon, d_x, d_weight, d_bias):
+    """x becomes norm(x), and d_x its tangent."""
+    rows, width = x.shape
+    share = float32(1) / float32(width)
+    for t in range(rows):
+        total, d_total = float32(0), float32(0)
+        for d in range(width):
+            total += x[t, d]
+            d_total += d_x[t, d]
+        mean, d_mean = total * share, d_total * share
+        squares, products = float32(0), float32(0)
+        for d in range(width):
+            centred = x[t, d] - mean
+            squares += centred * centred
+            products += centred * d_x[t, d]
+        rstd = float32(1) / np.sqrt(squares * share + float32(epsilon))
+        slope = products * share * rstd * rstd
+        for d in range(width):
+            centred = x[t, d] - mean
+            d_x[t, d] = (
+                (d_x[t, d] - d_mean - centred * slope) * rstd * weight[d]
+                + centred * rstd * d_weight[d]
+                + d_bias[d]
+            )
+            x[t, d] = centred * rstd * weight[d] + bias[d]
+
+
+@_compiled
+def attention_tangent(
+    queries, memory, d_queries, d_memory, k0, v0, q_ends, m_ends, heads, width, causal, out, d_out
+):
+    """As attention_forward, with the tangent of what it writes."""
+    size = width // heads
+    scale = float32(1 / np.sqrt(size))
+    longest = 0
+    for b in range(len(m_ends)):
+        longest = max(longest, m_ends[b] - (m_ends[b - 1] if b else 0))
+    softmax, slopes = np.empty(longest, np.float32), np.empty(longest, np.float32)
+    q_begin = m_begin = 0
+    for b in range(len(q_ends)):
+        q_end, m_end = q_ends[b], m_ends[b]
+        for h in range(heads):
+            q1, k1, v1 = h * size, k0 + h * size, v0 + h * size
+            for i in range(q_begin, q_end):
+                seen = i - q_begin + 1 if causal else m_end - m_begin
+                query, d_query = queries[i, q1 : q1 + size], d_queries[i, q1 : q1 + size]
+                for j in range(seen):
+                    key = memory[m_begin + j, k1 : k1 + size]
+                    d_key = d_memory[m_begin + j, k1 : k1 + size]
+                    softmax[j] = scale * _dot(query, key)
+                    slopes[j] = scale * (_dot(d_query, key) + _dot(query, d_key))
+                total = _exponentiate(softmax[:seen])
+                mean = float32(0)
+                for j in range(seen):
+                    softmax[j] *= total
+                    mean += softmax[j] * slopes[j]
+                result, d_result = out[i, q1 : q1 + size], d_out[i, q1 : q1 + size]
+                result[:] = 0
+                d_result[:] = 0
+                for j in range(seen):
+                    value = memory[m_begin + j, v1 : v1 + size]
+                    _add(result, softmax[j], value)
+                    _add(d_result, softmax[j] * (slopes[j] - mean), value)
+                    _add(d_result, softmax[j], d_memory[m_begin + j, v1 : v1 + size])
+        q_begin, m_begin = q_end, m_end
+
+
 # --- decoding -------------------------------------------------------------------------------------
 
 

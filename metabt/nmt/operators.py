@@ -14,18 +14,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import make_dual, unpack_dual
 from torch.nn import functional
 
 from metabt.nmt import kernels
 from metabt.nmt.ragged import Ragged
 
-_forward_mode: ContextVar[bool] = ContextVar("forward_mode", default=False)
+_forward_mode: ContextVar[str | None] = ContextVar("forward_mode", default=None)
 
 
 @contextmanager
-def forward_mode() -> Iterator[None]:
-    """Use operators that have forward-mode derivatives."""
-    token = _forward_mode.set(True)
+def forward_mode(compiled: bool = False) -> Iterator[None]:
+    """Use operators that have forward-mode derivatives: torch's, or compiled ones for float32 on a
+    CPU, which know the dual numbers of level 0 only (no torch.func) and drop nothing."""
+    token = _forward_mode.set("compiled" if compiled else "torch")
     try:
         yield
     finally:
@@ -36,7 +38,22 @@ def has_kernels(x: Tensor) -> bool:
     """Is this where the compiled loops are for?"""
     if x.device.type != "cpu" or x.dtype != torch.float32 or torch.compiler.is_compiling():
         return False
-    return not _forward_mode.get()
+    return _forward_mode.get() is None
+
+
+def _split(*duals: Tensor) -> list[np.ndarray]:
+    """The values of dual numbers, then their tangents (zeros where there are none), as arrays."""
+    pairs = [unpack_dual(x, level=0) for x in duals]
+    values = [pair.primal.contiguous() for pair in pairs]
+    tangents = [
+        torch.zeros_like(value) if pair.tangent is None else pair.tangent.contiguous()
+        for value, pair in zip(values, pairs, strict=True)
+    ]
+    return [x.detach().numpy() for x in (*values, *tangents)]
+
+
+def _join(value: np.ndarray, tangent: np.ndarray) -> Tensor:
+    return make_dual(torch.from_numpy(value), torch.from_numpy(tangent), level=0)
 
 
 def first_derivative_only() -> None:
@@ -79,6 +96,13 @@ def attention(
     width = kv_TD.shape[1] // 3 if q_TD is kv_TD else q_TD.shape[1]
     if has_kernels(q_TD):
         return _Attention.apply(q_TD, kv_TD, queries, memory, heads, width, causal)
+    if _forward_mode.get() == "compiled":
+        q, kv, d_q, d_kv = _split(q_TD, kv_TD)
+        k0 = kv.shape[1] - 2 * width
+        shape = (k0, k0 + width, queries.ends, memory.ends, heads, width, causal)
+        result = np.empty((2, len(q), width), np.float32)
+        kernels.attention_tangent(q, kv, d_q, d_kv, *shape, result[0], result[1])
+        return _join(result[0], result[1])
     k_TD, v_TD = kv_TD[:, -2 * width : -width], kv_TD[:, -width:]
     q, k, v = (
         batch.pad(x_TD).unflatten(2, (heads, -1)).transpose(1, 2)
@@ -86,7 +110,7 @@ def attention(
     )
     # A token never looks at the padding after it, so a causal mask is enough.
     mask = None if causal or memory.full else memory.mask_BL[:, None, None, :]
-    if _forward_mode.get():
+    if _forward_mode.get() == "torch":
         scores = (q @ k.transpose(2, 3)) / math.sqrt(q.shape[3])
         if causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -156,6 +180,10 @@ def relu(x_TF: Tensor, bias_F: Tensor) -> Tensor:
     """relu(x + bias); x is overwritten."""
     if has_kernels(x_TF):
         return _Relu.apply(x_TF, bias_F)
+    if _forward_mode.get() == "compiled":
+        x, bias, d_x, d_bias = _split(x_TF, bias_F)
+        kernels.relu_tangent(x, bias, d_x, d_bias)
+        return _join(x, d_x)
     return (x_TF + bias_F).relu()
 
 
@@ -199,6 +227,10 @@ def residual(
         x_TD = _Residual.apply(x_TD, y_TD, bias_D, drop)
         return x_TD if norm is None else _Norm.apply(x_TD, norm.weight, norm.bias, norm.eps)
     x_TD = x_TD + functional.dropout(y_TD + bias_D, rate, training)
+    if norm is not None and _forward_mode.get() == "compiled":
+        x, weight, bias, d_x, d_weight, d_bias = _split(x_TD, norm.weight, norm.bias)
+        kernels.norm_tangent(x, weight, bias, norm.eps, d_x, d_weight, d_bias)
+        return _join(x, d_x)
     return x_TD if norm is None else norm(x_TD)
 
 

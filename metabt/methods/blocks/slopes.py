@@ -37,7 +37,8 @@ def exact(
         views = zip(model.parameters(), worker.split(vector), strict=True)
         return dict(zip(names, (view.view_as(like) for like, view in views), strict=True))
 
-    with forward_mode(), torch.no_grad():
+    compiled = at.device.type == "cpu" and at.dtype == torch.float32
+    with forward_mode(compiled), torch.no_grad():
         values, tangents = tensors(at), tensors(along)
         duals = {name: make_dual(values[name], tangents[name], level=0) for name in names}
         states = unpack_dual(functional_call(model, duals, _inputs(model, pairs)), level=0)

@@ -154,17 +154,13 @@ class Translator:
         derivative = slopes.exact if exact else slopes.difference
         workers = self.learner.workers
         result = np.zeros(len(pairs.sources))
-        # On a CPU only the compiled loops do without padding. Sentences come in order of length, so
-        # a few at a time need little.
-        padded = exact and self.machine.group.device.type == "cpu"
-        micro_tokens = self.machine.micro_tokens // (8 if padded else 1)
 
         def work(number: int) -> None:
             worker = workers[number]
             worker.model.eval()
             mine = np.arange(number, len(result), len(workers))
             own = [[side[int(i)] for i in mine] for side in (pairs.sources, pairs.targets)]
-            for part in micro_batches(own, micro_tokens):
+            for part in micro_batches(own, self.machine.micro_tokens):
                 here, mine = np.split(mine, [len(part[0])])
                 with self.machine.autocast():
                     slopes_B = derivative(worker, part, at, along, self.smoothing)
