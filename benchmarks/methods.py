@@ -4,8 +4,7 @@
 
 Multi30k, the models of config/multi30k.yaml, and the paper's batch sizes divided by eight: 256
 sentences a step, 128 of them pseudo pairs, 64 of MetaDev. Methods take turns, each in a process of
-its own; medians and ratios are printed. MetaBT's two ways to a reward are compared on the same
-steps: how well they agree, and what they cost.
+its own; medians and ratios are printed.
 """
 
 import argparse
@@ -25,20 +24,18 @@ RUN = ROOT / "runs" / "multi30k"
 PAIR = Path("results/en-de")
 BATCHES = {"batch": 256, "pseudo": 128, "metadev": 64}
 RATE = {"name": "adam", "rate": 1e-5, "schedule": "constant", "warmup": 0, "clip": 1.0}
-METABT = {
-    "algorithm": "metabt",
-    "reward": "sentence",
-    "precondition": True,
-    "baseline": 0.01,
-    "backward_optimiser": RATE,
-}
 METHODS: dict[str, dict[str, Any]] = {
     "mle": {"algorithm": "mle", "generation": "sampling"},
     "nobt": {"algorithm": "nobt"},
     "mle-beam": {"algorithm": "mle", "generation": "beam"},
     "dualnmt": {"algorithm": "dualnmt", "alpha": 0.01, "backward_optimiser": RATE},
-    "metabt": METABT,
-    "metabt, difference": {**METABT, "derivative": "difference"},
+    "metabt": {
+        "algorithm": "metabt",
+        "reward": "sentence",
+        "precondition": True,
+        "baseline": 0.01,
+        "backward_optimiser": RATE,
+    },
     "unmt": {"algorithm": "unmt", "backward_optimiser": RATE},
 }
 WARM_UP = 3
@@ -100,48 +97,6 @@ def measure(method: str, steps: int, threads: int) -> dict[str, Any]:
     return {"seconds": seconds, "peak_mb": peak_mb()}
 
 
-def agreement(steps: int, threads: int) -> dict[str, Any]:
-    """The same rewards both ways, at points along a run."""
-    import numpy as np
-
-    one = task("metabt", threads)
-    theta = one.method.theta
-    both: list[tuple[Any, Any]] = []
-    seconds = {True: 0.0, False: 0.0}
-    exact_slopes = theta.slopes
-
-    def watched(pairs: Any, at: Any, along: Any, exact: bool) -> Any:
-        found = {}
-        for way in (True, False):
-            began = time.perf_counter()
-            found[way] = exact_slopes(pairs, at=at, along=along, exact=way)
-            seconds[way] += time.perf_counter() - began
-        both.append((found[True], found[False]))
-        return found[exact]
-
-    theta.slopes = watched
-    for number in range(1, steps + 1):
-        one.step(number)
-    rows = [
-        {
-            "correlation": float(np.corrcoef(a, b)[0, 1]),
-            "relative_error": float(np.abs(a - b).mean() / np.abs(a).mean()),
-            # What REINFORCE sees: the sign of what is above and below the mean.
-            "same_side_of_mean": float(((a > a.mean()) == (b > b.mean())).mean()),
-        }
-        for a, b in both
-    ]
-    worst = {key: min(row[key] for row in rows) for key in ("correlation", "same_side_of_mean")}
-    return {
-        "steps": steps,
-        "sentences": sum(len(a) for a, _ in both),
-        "median": {key: statistics.median(row[key] for row in rows) for key in rows[0]},
-        "worst": {**worst, "relative_error": max(row["relative_error"] for row in rows)},
-        "seconds_exact": seconds[True] / steps,
-        "seconds_difference": seconds[False] / steps,
-    }
-
-
 def child(*arguments: str) -> Any:
     command = [sys.executable, "-W", "ignore", __file__, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
@@ -155,12 +110,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6, help="measured in a process")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--one", choices=[*METHODS, "agreement"], help=argparse.SUPPRESS)
+    parser.add_argument("--one", choices=METHODS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     common = ["--steps", str(options.steps), "--threads", str(options.threads)]
-    if options.one == "agreement":
-        print(json.dumps(agreement(options.steps, options.threads)))
-        return
     if options.one:
         print(json.dumps(measure(options.one, options.steps, options.threads)))
         return
@@ -182,8 +134,6 @@ def main() -> None:
             f"| {name} | {seconds:.3f} | {every} | {ratios[0]:.2f} | {memory:,.0f} "
             f"| {ratios[1]:.2f} |"
         )
-    print("\nMetaBT's reward, exact and by a difference quotient:")
-    print(json.dumps(child("--one", "agreement", "--steps", "30", *common[2:]), indent=1))
 
 
 if __name__ == "__main__":

@@ -25,9 +25,6 @@ class MetaBT:
         reward: Literal["sentence", "batch"] = Field(
             description="one number a sentence, or a batch"
         )
-        derivative: Literal["exact", "difference"] = Field(
-            "exact", description="of the losses along the MetaDev gradient (docs/methods.md)"
-        )
         precondition: bool = Field(description="by the forward optimiser's diagonal (appendix A.1)")
         baseline: Share | None = Field(
             description="rate of the reward's moving average; none = off"
@@ -67,8 +64,7 @@ class MetaBT:
         alignment = theta.alignment(theta_before, gradient)
         if self.options.precondition:
             theta.precondition_(gradient)
-        exact = self.options.derivative == "exact"
-        rewards = theta.slopes(drawn.reversed, at=theta_before, along=gradient, exact=exact)
+        rewards = theta.slopes(drawn.reversed, at=theta_before, along=gradient)
 
         mean, spread = self.parts.mean_and_spread(rewards)
         if self.options.reward == "batch":

@@ -6,7 +6,6 @@ over processes and the checkpoint each handle one tensor instead of hundreds.
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,26 +23,14 @@ class ParameterVector:
             values = torch.cat([p.detach().reshape(-1) for p in parameters])
         self.values = values
         self.grads = torch.zeros_like(values)
-        self._view(values)
-        for parameter, grad in zip(parameters, self.split(self.grads), strict=True):
+        pieces = zip(parameters, self.split(self.values), self.split(self.grads), strict=True)
+        for parameter, value, grad in pieces:
+            parameter.data = value.view_as(parameter)
             parameter.grad = grad.view_as(parameter)
 
     def split(self, vector: Tensor) -> Iterator[Tensor]:
         """Views of any vector of this size, one for each parameter."""
         return iter(vector.split(self.sizes))
-
-    @contextmanager
-    def placed_at(self, values: Tensor) -> Iterator[None]:
-        """The model with other values, for a while."""
-        self._view(values)
-        try:
-            yield
-        finally:
-            self._view(self.values)
-
-    def _view(self, values: Tensor) -> None:
-        for parameter, value in zip(self.model.parameters(), self.split(values), strict=True):
-            parameter.data = value.view_as(parameter)
 
     def replica(self) -> "ParameterVector":
         """The same model and values, with gradients of its own: for another thread."""

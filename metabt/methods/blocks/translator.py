@@ -9,8 +9,8 @@ from torch.autograd.forward_ad import dual_level
 
 from metabt.config import Optimiser as OptimiserSettings
 from metabt.errors import UserError
-from metabt.methods.blocks import slopes
 from metabt.methods.blocks.sentences import Numbered, Pairs, Sentences, Translations
+from metabt.methods.blocks.slopes import slopes
 from metabt.nmt.many import decode_many
 from metabt.nmt.model_files import SavedModel
 from metabt.nmt.noise import add_noise, word_beginnings
@@ -149,9 +149,8 @@ class Translator:
         """Times the diagonal by which the optimiser's last step multiplied the gradient."""
         self.learner.optimiser.precondition_(direction)
 
-    def slopes(self, pairs: Pairs, at: Tensor, along: Tensor, exact: bool) -> np.ndarray:
+    def slopes(self, pairs: Pairs, at: Tensor, along: Tensor) -> np.ndarray:
         """The product of each sentence's gradient at `at` with a direction."""
-        derivative = slopes.exact if exact else slopes.difference
         workers = self.learner.workers
         result = np.zeros(len(pairs.sources))
 
@@ -163,7 +162,7 @@ class Translator:
             for part in micro_batches(own, self.machine.micro_tokens):
                 here, mine = np.split(mine, [len(part[0])])
                 with self.machine.autocast():
-                    slopes_B = derivative(worker, part, at, along, self.smoothing)
+                    slopes_B = slopes(worker, part, at, along, self.smoothing)
                 result[here] = slopes_B.double().cpu().numpy()
 
         with dual_level():
