@@ -4,7 +4,8 @@
 
 Multi30k, the models of config/multi30k.yaml, and the paper's batch sizes divided by eight: 256
 sentences a step, 128 of them pseudo pairs, 64 of MetaDev. Methods take turns, each in a process of
-its own; medians and ratios are printed.
+its own; medians and ratios are printed. `--memory` measures instead how many vectors of the
+model's size each method keeps, on growing models: what large models need follows from that.
 """
 
 import argparse
@@ -50,7 +51,7 @@ def prepare() -> None:
     subprocess.run([*map(str, command), *map(str, targets)], cwd=ROOT, check=True)
 
 
-def task(method: str, threads: int) -> Any:
+def task(method: str, threads: int, shape: Any = None, backward: Path = PAIR / "backward") -> Any:
     import torch
 
     from metabt.experiment import load
@@ -70,11 +71,11 @@ def task(method: str, threads: int) -> Any:
                 name: str(PAIR / "shards" / f"{name}.shard")
                 for name in ("parallel", "mono", "metadev", "dev")
             },
-            "backward": str(PAIR / "backward"),
+            "backward": str(backward),
             "lm": str(PAIR / "lm"),
             "low_resource": False,
             "vocabulary": str(PAIR / "vocab" / "vocab.json"),
-            "transformer": setting.transformer.model_dump(),
+            "transformer": shape or setting.transformer.model_dump(),
             "training": training,
             "pseudo_batch": {"sentences": BATCHES["pseudo"]},
             "metadev_batch": {"sentences": BATCHES["metadev"]},
@@ -97,6 +98,43 @@ def measure(method: str, steps: int, threads: int) -> dict[str, Any]:
     return {"seconds": seconds, "peak_mb": peak_mb()}
 
 
+def grow(method: str, width: int) -> dict[str, Any]:
+    """Parameters of models of a width, and what memory they took in a few small steps."""
+    import tempfile
+
+    from metabt.config import Transformer as Shape
+    from metabt.data.subwords import Subwords
+    from metabt.nmt.model_files import save_model
+    from metabt.nmt.transformer import Transformer
+
+    shape = {"layers": 4, "width": width, "feed_forward": 4 * width, "heads": 4, "dropout": 0.1}
+    vocabulary = RUN / PAIR / "vocab" / "vocab.json"
+    BATCHES.update(batch=16, pseudo=8, metadev=4)
+    with tempfile.TemporaryDirectory() as place:
+        model = Transformer(Subwords.load(vocabulary).size, Shape(**shape))
+        weights = model.state_dict()
+        parameters = sum(weight.numel() for weight in weights.values())
+        save_model(Path(place), weights, "translation", model.shape, ["de", "en"], vocabulary)
+        del model, weights
+        one = task(method, 1, shape, Path(place))
+        for number in range(1, 4):
+            one.step(number)
+    return {"parameters": parameters, "peak_mb": peak_mb()}
+
+
+def compare_memory(methods: list[str], widths: list[int]) -> None:
+    """The slope of the peak over the parameters: vectors of four-byte numbers."""
+    print("| method | " + " | ".join(f"width {width}" for width in widths) + " | vectors |")
+    print("|---|" + "---:|" * (len(widths) + 1))
+    for name in methods:
+        found = [child("--one", name, "--width", str(width)) for width in widths]
+        first, last = found[0], found[-1]
+        more = (last["peak_mb"] - first["peak_mb"]) * 2**20
+        vectors = more / 4 / (last["parameters"] - first["parameters"])
+        cells = [f"{f['parameters'] / 1e6:.1f} M: {f['peak_mb']:,} MB" for f in found]
+        print(f"| {name} | {' | '.join(cells)} | {vectors:.1f} |", flush=True)
+
+
 def child(*arguments: str) -> Any:
     command = [sys.executable, "-W", "ignore", __file__, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
@@ -111,12 +149,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6, help="measured in a process")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--one", choices=METHODS, help=argparse.SUPPRESS)
+    parser.add_argument("--width", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--memory", action="store_true", help="measure memory on growing models")
     options = parser.parse_args()
     common = ["--steps", str(options.steps), "--threads", str(options.threads)]
+    if options.width:
+        print(json.dumps(grow(options.one, options.width)))
+        return
     if options.one:
         print(json.dumps(measure(options.one, options.steps, options.threads)))
         return
     prepare()
+    if options.memory:
+        compare_memory(["mle", "dualnmt", "metabt", "unmt"], [512, 768, 1024])
+        return
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in METHODS}
     for _ in range(options.repeats):
         for name in METHODS:

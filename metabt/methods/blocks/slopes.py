@@ -23,8 +23,8 @@ def slopes(
 ) -> Tensor:
     """The derivative of each sentence's label-smoothed loss at `at` along a direction: (B,).
 
-    By forward-mode differentiation. Several threads may do this at once, but there is only one level
-    of dual numbers in torch: the caller must have entered it.
+    By forward-mode differentiation. Several threads may do this at once, but there is only one
+    level of dual numbers in torch: the caller must have entered it.
     """
     model, device = worker.model, at.device
     sources, targets = pairs
