@@ -111,7 +111,7 @@ def grow(method: str, width: int) -> dict[str, Any]:
     vocabulary = RUN / PAIR / "vocab" / "vocab.json"
     BATCHES.update(batch=16, pseudo=8, metadev=4)
     with tempfile.TemporaryDirectory() as place:
-        model = Transformer(Subwords.load(vocabulary).size, Shape(**shape))
+        model = Transformer(Subwords.load(vocabulary).size, Shape.model_validate(shape))
         weights = model.state_dict()
         parameters = sum(weight.numel() for weight in weights.values())
         save_model(Path(place), weights, "translation", model.shape, ["de", "en"], vocabulary)

@@ -42,9 +42,13 @@ def slopes(
     with forward_mode(compiled), torch.no_grad():
         duals = {name: make_dual(values[name], tangents[name], level=0) for name in names}
         states = unpack_dual(functional_call(model, duals, (source, target)), level=0)
-        matrices = (v["embedding.weight"][FIRST_OUTPUT:] for v in (values, tangents))
         slopes_T = _output_slopes(
-            states.primal, states.tangent, *matrices, expected.ids_T - FIRST_OUTPUT, smoothing
+            states.primal,
+            states.tangent,
+            values["embedding.weight"][FIRST_OUTPUT:],
+            tangents["embedding.weight"][FIRST_OUTPUT:],
+            expected.ids_T - FIRST_OUTPUT,
+            smoothing,
         )
         return expected.sum_by_sentence(slopes_T)
 

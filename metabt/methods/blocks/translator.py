@@ -143,7 +143,8 @@ class Translator:
     def alignment(self, before: Tensor, gradient: Tensor) -> float:
         """The cosine of the last step (from `before` to here) with the way down a gradient."""
         step = before - self.learner.vector.values
-        return torch.nn.functional.cosine_similarity(step, gradient, dim=0).item()
+        # Not torch's cosine_similarity, which keeps three more vectors of this size.
+        return (step @ gradient / (step.norm() * gradient.norm())).item()
 
     def precondition_(self, direction: Tensor) -> None:
         """Times the diagonal by which the optimiser's last step multiplied the gradient."""
