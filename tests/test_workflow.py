@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from metabt.data.batches import BatchStream, Corpus
 from metabt.data.shards import Shard
@@ -112,10 +113,11 @@ def test_demo_data_from_nothing_twice_the_same(tmp_path):
 
 
 def check_models(directory, tmp_path):
-    """Backward and language models, trained briefly through their rules."""
+    """Every model, trained briefly through the rules, and every method's score."""
     text = (ROOT / "config" / "demo.yaml").read_text()
     short = tmp_path / "short.yaml"
-    short.write_text(text.replace("steps: 400", "steps: 20").replace("every: 100", "every: 10"))
+    text = text.replace("steps: 400", "steps: 20").replace("steps: 200", "steps: 20")
+    short.write_text(text.replace("every: 100", "every: 10").replace("every: 50", "every: 10"))
     snakemake(directory, short, "all")
     for pair, languages in (("qat-qas", ["qas", "qat"]), ("qas-qat", ["qat", "qas"])):
         results = directory / "results" / pair
@@ -133,15 +135,39 @@ def check_models(directory, tmp_path):
         assert scores["sentences"] == len(lines(results / "corpus" / "test.target"))
         assert 0 <= scores["bleu"]["score"] <= 100
         assert scores["bleu"]["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+        for method in ("nobt", "mle", "dualnmt", "metabt"):
+            check_method(results, method)
     assert "Nothing to be done" in snakemake(directory, short, "all")
     # A rate of one setting's language model: that model and no other.
     edited = tmp_path / "rate.yaml"
     edited.write_text(short.read_text().replace("layers: 1", "layers: 2"))
     plan = snakemake(directory, edited, "-n", "all", "--quiet", "progress")
     assert "results/qat-qas/lm/model.safetensors" in plan
+    assert "results/qat-qas/dualnmt/seed1/model.safetensors" in plan
     assert "backward/model.safetensors" not in plan
+    assert "metabt/seed1/model.safetensors" not in plan
     edited.write_text(short.read_text() + "# a comment\n")
     assert "Nothing to be done" in snakemake(directory, edited, "-n", "all")
+
+
+def check_method(results, method):
+    """What a method leaves: its score, and the record of its training."""
+    summary = yaml.safe_load((results / f"{method}.bleu").read_text())
+    seed = results / method / "seed1"
+    scores = json.loads((seed / "scores.json").read_text())
+    assert summary["bleu"] == {"mean": round(scores["bleu"]["score"], 2), "deviation": None}
+    assert summary["runs"]["seed1"]["status"] == "finished"
+    assert summary["bleu_signature"] == scores["bleu"]["signature"]
+    run = json.loads((seed / "run.json").read_text())
+    multilingual = results.name == "qas-qat"
+    assert ("related" in run["sets"]) == (multilingual and method == "nobt")
+    assert ("lm" in run and run["lm"] is not None) == (method == "dualnmt")
+    assert run["low_resource"] == multilingual
+    header = (seed / "metrics.csv").read_text().split("\n")[0].split(",")
+    assert ("pseudo_known_share" in header) == (method != "nobt")
+    assert ("alignment" in header) == (method == "metabt")
+    examples = lines(seed / "examples.tsv")
+    assert len(examples) == (1 if method == "nobt" else 1 + 2 * 3)
 
 
 def check_what_a_config_edit_reruns(directory, tmp_path):
