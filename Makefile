@@ -25,8 +25,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/snakemake --directory runs/demo --configfile config/demo.yaml --cores 2 --quiet rules -- all
 	@cat runs/demo/results/tables/data.md
-	@echo "Backward models on the test set:"
-	@for scores in runs/demo/results/*/backward/scores.json; do echo "  $$scores: BLEU $$(sed -n '/"bleu":/{n;s/.*: \(.*\),/\1/p}' $$scores)"; done
+	@echo "BLEU on the test sets:"
+	@for file in runs/demo/results/*/*.bleu; do echo "  $$file: $$(sed -n '/^bleu:/{n;s/.*mean: //p}' $$file)"; done
 
 test: install
 	$(BIN)/pytest -n 2 -m 'not slow'
