@@ -26,6 +26,8 @@ class ComputeThreads:
         self.threads = threads or len(os.sched_getaffinity(0))
         torch.set_num_threads(1)
         _keep_freed_memory()
+        # The first product sets the library up; let that not happen in several threads at once.
+        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
         self._pool = ThreadPoolExecutor(
             self.threads, initializer=torch.set_num_threads, initargs=(1,)
         )
