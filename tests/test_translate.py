@@ -31,7 +31,7 @@ from metabt.nmt.export import to_ctranslate2
 from metabt.nmt.model_files import load_model, save_model
 from metabt.nmt.transformer import Transformer
 from metabt.tensor_files import read_tensors, write_tensors
-from metabt.training.pretrain import pretrain
+from metabt.training.pretrain import Start, pretrain
 
 ROOT = Path(__file__).parents[1]
 LINES = sentences(50, 7, longest=6)
@@ -65,7 +65,7 @@ def models(tmp_path_factory):
             training={"steps": steps, "validate_every": steps, "batch": {"sentences": 64}},
             optimiser={"rate": 0.006, "warmup": 40},
         )
-        pretrain(run_file, directory / norm, threads=1)
+        pretrain(run_file, directory / norm, Start(threads=1))
     shutil.rmtree(directory / "toy")
     return directory
 
