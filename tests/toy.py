@@ -7,6 +7,7 @@ import numpy as np
 
 from metabt.data.encode import encode_corpus
 from metabt.data.subwords import train_bpe, write_vocabulary
+from metabt.training.pretrain import Start, pretrain
 
 LETTERS = "abcdefghijklmnop"
 
@@ -73,6 +74,8 @@ def toy_training(training=(), optimiser=()):
     }
 
 
+SGD = {"name": "sgd", "rate": 1.0, "schedule": "constant", "warmup": 0, "clip": 0}
+
 METHOD_OPTIONS = {
     "nobt": {},
     "mle": {"generation": "sampling"},
@@ -111,3 +114,17 @@ def toy_forward(directory, algorithm, *, options=(), transformer=(), training=()
     path = directory / f"{algorithm}.json"
     path.write_text(json.dumps(run))
     return path
+
+
+def write_toy_models(directory):
+    """The toy language with three letters; a backward model (yy to xx) and a language model, hardly
+    trained. Returns the directory."""
+    write_toy(directory, train=300, dev=16, longest=2, letters="abc")
+    few = {"steps": 3, "batch": {"sentences": 8}}
+    backward = json.loads(toy_run(directory, training=few).read_text())
+    backward |= {"sides": [1, 0], "languages": ["yy", "xx"]}
+    (directory / "backward.json").write_text(json.dumps(backward))
+    pretrain(directory / "backward.json", directory / "backward", Start(threads=1))
+    language_model = toy_run(directory, kind="language-model", training=few)
+    pretrain(language_model, directory / "lm", Start(threads=1))
+    return directory

@@ -186,6 +186,15 @@ def _exponentiate(scores):
     return float32(1) / total
 
 
+@njit(nogil=True, cache=True)
+def _longest(ends):
+    """The length of the longest sentence."""
+    longest = 0
+    for b in range(len(ends)):
+        longest = max(longest, ends[b] - (ends[b - 1] if b else 0))
+    return longest
+
+
 @_compiled
 def attention_forward(queries, memory, k0, v0, q_ends, m_ends, heads, width, causal, out, weights):
     """`weights` receives every softmax, one after the other: sentence, head, query."""
@@ -222,9 +231,7 @@ def attention_backward(
     scale = float32(1 / np.sqrt(size))
     at = 0
     q_begin = m_begin = 0
-    longest = 0
-    for b in range(len(m_ends)):
-        longest = max(longest, m_ends[b] - (m_ends[b - 1] if b else 0))
+    longest = _longest(m_ends)
     slopes = np.empty(longest, np.float32)
     for b in range(len(q_ends)):
         q_end, m_end = q_ends[b], m_ends[b]
@@ -298,9 +305,7 @@ def attention_tangent(
     """As attention_forward, with the tangent of what it writes."""
     size = width // heads
     scale = float32(1 / np.sqrt(size))
-    longest = 0
-    for b in range(len(m_ends)):
-        longest = max(longest, m_ends[b] - (m_ends[b - 1] if b else 0))
+    longest = _longest(m_ends)
     softmax, slopes = np.empty(longest, np.float32), np.empty(longest, np.float32)
     q_begin = m_begin = 0
     for b in range(len(q_ends)):
