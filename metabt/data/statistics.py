@@ -1,13 +1,13 @@
 """What became of the text: a pair's as JSON, all pairs' as a table beside the paper's figures."""
 
-import html
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from metabt.files import read_json, write_text
+from metabt.files import read_json
+from metabt.tables import write_readable, write_tsv
 
 COLUMNS = (
     "pair",
@@ -81,43 +81,12 @@ def _cell(value: Any, column: str) -> str:
 
 def write_table(rows: list[dict[str, str]], stem: Path) -> None:
     """The table as TSV (everything) and as Markdown and HTML (without columns of nothing)."""
-    lines = [list(COLUMNS), *(list(row.values()) for row in rows)]
-    write_text(stem.with_suffix(".tsv"), "".join("\t".join(line) + "\n" for line in lines))
+    write_tsv(stem.with_suffix(".tsv"), rows, COLUMNS)
     shown = [c for c in COLUMNS if c in ALWAYS or any(row[c] not in ("0", "-") for row in rows)]
     titles = [TITLES.get(column, column) for column in shown]
     cells = [[_readable(row[column]) for column in shown] for row in rows]
-    write_text(stem.with_suffix(".md"), _markdown(titles, cells))
-    write_text(stem.with_suffix(".html"), _html(titles, cells))
+    write_readable(stem, "Sentences of each set", titles, cells, texts=2)
 
 
 def _readable(value: str) -> str:
     return f"{int(value):,}" if value.isdigit() else value
-
-
-def _markdown(titles: list[str], cells: list[list[str]]) -> str:
-    """Columns are padded, so that the table reads well in a terminal, too."""
-    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
-    marks = ["-" * w if i < 2 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
-    text = ""
-    for line in [titles, marks, *cells]:
-        padded = [
-            value.ljust(width) if i < 2 else value.rjust(width)
-            for i, (value, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        text += f"| {' | '.join(padded)} |\n"
-    return text
-
-
-def _html(titles: list[str], cells: list[list[str]]) -> str:
-    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(value)}</td>" for value in line) + "</tr>\n"
-        for line in cells
-    )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>Data</title>\n'
-        "<style>body{font:14px sans-serif}table{border-collapse:collapse}"
-        "td,th{padding:.3em .7em;border-bottom:1px solid #ccc;text-align:right}"
-        "td:nth-child(-n+2),th:nth-child(-n+2){text-align:left}</style>\n"
-        f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></html>\n"
-    )
