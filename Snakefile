@@ -2,6 +2,7 @@
 #
 #   snakemake -n all                                               what would be done
 #   snakemake --cores 4 results/en-de/shards/mono.shard            one target
+#   snakemake --report report.html all                             after a run: the report
 #   snakemake --directory runs/multi30k --configfile config/multi30k.yaml --cores 2 all   another one
 
 # Snakemake merges a --configfile over this one, and another experiment would inherit the paper's
@@ -15,6 +16,11 @@ include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/vocab.smk"
 include: "workflow/rules/train.smk"
+include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/analyse.smk"
+
+
+report: "workflow/report/workflow.rst"
 
 
 # Data only: downloaded, cleaned, encoded, counted. Needs no GPU.
@@ -30,4 +36,5 @@ rule all:
     input:
         rules.data.input,
         expand("results/{pair}/backward/scores.json", pair=EXPERIMENT.pairs),
-        all_results(),
+        expand("results/{pair}/contents.txt", pair=EXPERIMENT.pairs),
+        all_tables(),

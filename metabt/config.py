@@ -124,6 +124,9 @@ class Pair(Model):
     metadev: Datasets = Field(description="S-T pairs that give MetaBT's backward model its reward")
     dev: Datasets = Field(description="S-T pairs for model selection")
     test: Datasets = Field(description="S-T pairs that are scored once")
+    tokenised: bool = Field(
+        False, description="words are split at spaces (Moses): joined before scoring"
+    )
 
     @property
     def languages(self) -> list[str]:

@@ -1,5 +1,7 @@
 """What ends a command before its work is done."""
 
+EXIT_INTERRUPTED = 75  # EX_TEMPFAIL: a training run was asked to stop, and can go on
+
 
 class UserError(Exception):
     """Something the user can mend, told in one clear sentence that names the file, line or key.

@@ -1,4 +1,4 @@
-"""The randomisation test and the bootstrap, against sacreBLEU and against exhaustive enumeration."""
+"""The randomisation test and the bootstrap, against sacreBLEU and against enumeration."""
 
 import itertools
 import tracemalloc

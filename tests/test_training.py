@@ -21,6 +21,7 @@ from toy import sentences, toy_run, write_toy
 
 from metabt.config import Optimiser as OptimiserSettings
 from metabt.errors import Interrupted, UserError
+from metabt.files import read_json
 from metabt.nmt.model_files import load_model
 from metabt.nmt.threads import ComputeThreads
 from metabt.tensor_files import read_tensors, write_tensors
@@ -518,10 +519,17 @@ def test_a_signal_saves_and_leaves_with_its_own_code(uninterrupted, tmp_path, nu
     assert not (tmp_path / "training.json").exists()
     _, description = read_tensors(tmp_path / "checkpoint" / "last.safetensors")
     assert 60 <= description["state"]["step"] < 400
+    cost = read_json(tmp_path / "checkpoint" / "cost.json")
+    assert cost["sittings"] == 1
+    assert cost["device"] == "cpu"
     process = start(run_file, tmp_path, threads="2")
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert f"going on at step {description['state']['step']}" in out
+    whole = read_json(tmp_path / "checkpoint" / "cost.json")
+    assert whole["sittings"] == 2
+    assert whole["seconds"] > cost["seconds"] > 0
+    assert whole["peak_mb"] >= cost["peak_mb"] > 50
     assert finished(tmp_path) == expected
 
 

@@ -16,8 +16,8 @@ def read_lines(path: Path) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def score_files(hypotheses: Path, references: Path) -> dict[str, Any]:
-    """Scores of one file of translations against one of references, line by line."""
+def read_aligned(hypotheses: Path, references: Path) -> tuple[list[str], list[str]]:
+    """Two files that belong together, line by line."""
     system, reference = read_lines(hypotheses), read_lines(references)
     if len(system) != len(reference):
         raise UserError(
@@ -25,6 +25,12 @@ def score_files(hypotheses: Path, references: Path) -> dict[str, Any]:
         )
     if not system:
         raise UserError(f"{hypotheses} and {references}: there are no lines to score")
+    return system, reference
+
+
+def score_files(hypotheses: Path, references: Path) -> dict[str, Any]:
+    """Scores of one file of translations against one of references, line by line."""
+    system, reference = read_aligned(hypotheses, references)
     bleu, lowercase, chrf = BLEU(), BLEU(lowercase=True), CHRF()
     metrics = {"bleu": bleu, "bleu_lowercase": lowercase, "chrf": chrf}
     result: dict[str, Any] = {"sentences": len(system)}

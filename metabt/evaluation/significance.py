@@ -8,10 +8,11 @@ sentences, and a trial is one row of a product of matrices.
 Arrays: statistics_RSK are the counts of R runs, S sentences.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,15 +169,15 @@ def compare_all(systems: Sequence[System], trials: int) -> list[dict[str, float 
 
 
 def sacrebleu_bootstrap(
-    hypotheses: dict[str, Sequence[str]], references: Sequence[str]
+    hypotheses: Mapping[str, Sequence[str]], references: Sequence[str]
 ) -> list[dict[str, float | str | None]]:
     """sacreBLEU's own paired bootstrap of one seed: each system against the last one."""
-    names = list(reversed(hypotheses))
-    systems = [(name, list(hypotheses[name])) for name in names]
+    names = list(hypotheses)[::-1]
+    systems: list[tuple[str, Sequence[str]]] = [(name, list(hypotheses[name])) for name in names]
     test = PairedTest(
         systems, {"BLEU": BLEU()}, [list(references)], test_type="bs", n_samples=SACREBLEU_SAMPLES
     )
-    _, scores = test()
+    results: list[Any] = test()[1]["BLEU"]
     return [
         {
             "method": name,
@@ -187,5 +188,5 @@ def sacrebleu_bootstrap(
             "p": None if result.p_value is None else float(result.p_value),
             "samples": SACREBLEU_SAMPLES,
         }
-        for name, result in zip(names, scores["BLEU"], strict=True)
+        for name, result in zip(names, results, strict=True)
     ]

@@ -19,6 +19,7 @@ from metabt.config import Training
 from metabt.errors import Interrupted
 from metabt.progress import Progress
 from metabt.tensor_files import copy_into, read_tensors, write_tensors
+from metabt.training.cost import Cost
 from metabt.training.distributed import Group
 from metabt.training.metrics import Metrics
 
@@ -122,6 +123,7 @@ class Loop:
         self.checkpoint_seconds = checkpoint_seconds
         self.state = self._restore()
         self.saved = time.monotonic()
+        self.cost = Cost(self.folder / "cost.json", group, anew=self.state.step == 0)
         self.metrics = None
         if group.first and self.state.status == "running":
             columns = [*task.columns, "skipped"]
@@ -222,6 +224,7 @@ class Loop:
                 "position": self.task.position(),
             }
             write_tensors(self.last, tensors, description)
+            self.cost.save()
             kept = {self._snapshot(step) for _, step in self.state.best}
             for path in self.folder.glob("best-*.safetensors"):
                 if path not in kept:

@@ -57,6 +57,10 @@ wildcard_constraints:
     set=one_of(TRAINING_SETS + HELD_OUT_SETS),
     model=f"backward|lm|(?:{one_of(METHODS)})/seed[0-9]+",
     method=one_of(METHODS),
+    tested=one_of(METHODS),
+    other=one_of(METHODS),
+    counted=one_of(["parallel", "related"]),
+    figure="learning|validation|probability|pseudo|vocabulary",
 
 
 def check_targets(targets):
@@ -312,6 +316,18 @@ def test_text(wildcards, what):
     return f"results/{wildcards.pair}/corpus/test.{side}"
 
 
+def scored(pair, path):
+    """The text of a pair that is scored: as it is, or with its words joined."""
+    return f"{path}.detokenised" if EXPERIMENT.pairs[pair].tokenised else path
+
+
+def language_of_text(wildcards):
+    """Of a side of the test set, or of a model's translation of it."""
+    pair = EXPERIMENT.pairs[wildcards.pair]
+    of_source = wildcards.file in ("corpus/test.source", "backward/test.hyp")
+    return pair.source if of_source else pair.target
+
+
 def forward_models(pairs, methods, file):
     """A file of every forward model of some pairs and methods."""
     return [
@@ -322,10 +338,144 @@ def forward_models(pairs, methods, file):
     ]
 
 
-def all_results():
-    """What the config asks for in the end."""
+def runs_of_pair(wildcards, file):
+    """A file of every forward model of a pair."""
+    methods = EXPERIMENT.setting(wildcards.pair).methods
+    return forward_models([wildcards.pair], methods, file)
+
+
+def translations_of_pair(wildcards):
+    return [
+        scored(wildcards.pair, path) for path in runs_of_pair(wildcards, "test.hyp")
+    ]
+
+
+def methods_with(pair, column):
+    """The methods that record this column of metrics.csv; those about pseudo pairs are recorded by
+    every method that reads monolingual text."""
+    classes = {
+        method: METHODS_BY_ALGORITHM[EXPERIMENT.methods[method].algorithm]
+        for method in EXPERIMENT.setting(pair).methods
+    }
+    return [
+        method
+        for method, found in classes.items()
+        if column in found.columns or (column == "pseudo" and "mono" in found.reads)
+    ]
+
+
+def tested_method(pair):
+    """The last of a pair's methods is the one that is put to the test, against all others."""
+    return EXPERIMENT.setting(pair).methods[-1]
+
+
+def figures_of(pair):
+    """Names of the figures that there are about a pair."""
+    pseudo = methods_with(pair, "pseudo")
+    related = EXPERIMENT.pairs[pair].related is not None
+    return [
+        "learning",
+        "validation",
+        *(["probability", "pseudo"] if pseudo else []),
+        *(["vocabulary"] if pseudo and related else []),
+        *(f"rewards-{method}" for method in methods_with(pair, "reward_mean")),
+        "lengths",
+        *(
+            ["frequency"]
+            if related and len(EXPERIMENT.setting(pair).methods) > 1
+            else []
+        ),
+    ]
+
+
+def counted_set(pair):
+    """The training set by whose words' frequency translations are analysed: the paper's choice in
+    the multilingual setting, and what there is in the other."""
+    return "related" if EXPERIMENT.pairs[pair].related else "parallel"
+
+
+def analyses_of(pair):
+    """All files that the report shows of a pair."""
+    files = [
+        f"results/{pair}/significance.html",
+        f"results/{pair}/systems.html",
+        *(f"results/figures/{pair}/{name}.svg" for name in figures_of(pair)),
+    ]
+    tested = tested_method(pair)
+    for other in EXPERIMENT.setting(pair).methods[:-1]:
+        files += [
+            f"results/{pair}/compare/{tested}-vs-{other}",
+            f"results/{pair}/examples/{tested}-vs-{other}.html",
+        ]
+    if methods_with(pair, "pseudo"):
+        files.append(f"results/{pair}/examples/pseudo.html")
+    return files
+
+
+def all_tables():
+    """The tables about all pairs."""
+    names = ["results", "paper", "cost", "data"]
+    return expand(
+        "results/tables/{name}.{format}", name=names, format=["tsv", "md", "html"]
+    )
+
+
+def pretrained_models(pairs):
+    """The backward models and language models that some pairs' methods begin with."""
+    return [
+        f"results/{pair}/{model}"
+        for pair in pairs
+        for model in ("backward", "lm")
+        if any(
+            model in METHODS_BY_ALGORITHM[EXPERIMENT.methods[method].algorithm].reads
+            for method in EXPERIMENT.setting(pair).methods
+        )
+    ]
+
+
+def all_runs():
+    """Every model that is trained, as PAIR/MODEL."""
+    models = pretrained_models(EXPERIMENT.pairs)
+    for pair in EXPERIMENT.pairs:
+        methods = EXPERIMENT.setting(pair).methods
+        models += [
+            str(Path(path).parent)
+            for path in forward_models([pair], methods, "run.json")
+        ]
+    return [model.removeprefix("results/") for model in models]
+
+
+def all_scores():
+    """The score of every pair and method."""
     return [
         f"results/{pair}/{method}.bleu"
         for pair in EXPERIMENT.pairs
         for method in EXPERIMENT.setting(pair).methods
     ]
+
+
+def compared_translations(wildcards):
+    """The translations of two methods, all seeds."""
+    paths = forward_models(
+        [wildcards.pair], [wildcards.tested, wildcards.other], "test.hyp"
+    )
+    return [scored(wildcards.pair, path) for path in paths]
+
+
+def seeds_in_words():
+    """How many seeds there are: of each setting, where they differ."""
+    settings = {EXPERIMENT.pairs[pair].setting for pair in EXPERIMENT.pairs}
+    counts = {name: len(EXPERIMENT.settings[name].seeds) for name in sorted(settings)}
+    if len(set(counts.values())) == 1:
+        return f"over {next(iter(counts.values()))} seeds"
+    return "over seeds (" + ", ".join(f"{n}: {c}" for n, c in counts.items()) + ")"
+
+
+# How the report calls the figures.
+FIGURE_TITLES = {
+    "learning": "Training perplexity and dev BLEU",
+    "validation": "Dev perplexity and BLEU",
+    "probability": "Probability of pseudo pairs",
+    "pseudo": "Log-probability and length of pseudo sources",
+    "vocabulary": "Words of S in pseudo sources",
+}

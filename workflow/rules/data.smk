@@ -199,7 +199,13 @@ rule data_table:
     input:
         expand("results/{pair}/corpus/stats.json", pair=EXPERIMENT.pairs),
     output:
-        expand("results/tables/data.{format}", format=["tsv", "md", "html"]),
+        report(
+            "results/tables/data.html",
+            caption="../report/data.rst",
+            category="3. Data and cost",
+            labels={"what": "Sentences of each set"},
+        ),
+        expand("results/tables/data.{format}", format=["tsv", "md"]),
     log:
         "results/logs/data_table.log",
     params:

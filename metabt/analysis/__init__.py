@@ -1,0 +1,1 @@
+"""From runs and translations to what the paper prints: figures, tables, comparisons."""

@@ -1,0 +1,1 @@
+"""What `metabt` can do, a file for each stage of the experiment."""

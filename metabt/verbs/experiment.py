@@ -1,0 +1,109 @@
+"""Verbs about an experiment as a whole: its config, its files."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from metabt.errors import UserError
+from metabt.verbs.arguments import Verbs, add_verb
+
+
+def add(verbs: Verbs) -> None:
+    _add_config(verbs)
+    _add_download(verbs)
+    _add_synthesise(verbs)
+
+
+def _add_config(verbs: Verbs) -> None:
+    config = verbs.add_parser("config", help="check an experiment's file, or print its schema")
+    parts = config.add_subparsers(title="verbs", metavar="VERB", required=True)
+    check = add_verb(parts, "check", _config_check, "report everything that is wrong with a config")
+    check.add_argument("config", type=Path, nargs="?", default=Path("config.yaml"))
+    add_verb(parts, "schema", _config_schema, "print the JSON schema, for editors")
+
+
+def _add_download(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "download",
+        _download,
+        "fetch the files of an experiment, or single addresses",
+        "Interrupted downloads go on where they stopped. The environment variable METABT_MIRROR "
+        "names a directory or address, laid out <host>/<path>, that is tried first.",
+    )
+    verb.add_argument("urls", metavar="URL", nargs="*", help="addresses (default: the config's)")
+    verb.add_argument(
+        "--config", type=Path, default=Path("config.yaml"), help="default: config.yaml"
+    )
+    verb.add_argument("--pair", help="only what this pair needs")
+    verb.add_argument(
+        "--list", action="store_true", help="print what would be fetched, and where to"
+    )
+    verb.add_argument("--to", type=Path, help="default: resources/downloads")
+    verb.add_argument(
+        "--checksum", action="append", help="of an address, as sha256:HEX (sha1, md5)"
+    )
+
+
+def _add_synthesise(verbs: Verbs) -> None:
+    verb = add_verb(verbs, "synthesise", _synthesise, "write text in three invented languages")
+    verb.add_argument("--output", type=Path, required=True, metavar="DIR")
+    verb.add_argument("--pairs", type=int, default=4000)
+    verb.add_argument("--low-resource", type=int, default=1000, help="rows that have S at all")
+    verb.add_argument("--seed", type=int, default=1)
+
+
+def _config_check(options: argparse.Namespace) -> None:
+    from metabt.data.catalogue import faults
+    from metabt.experiment import load
+
+    experiment = load(options.config)
+    if found := faults(experiment):
+        raise UserError("\n  ".join([f"{options.config}:", *found]))
+    pairs = ", ".join(experiment.pairs)
+    runs = sum(
+        len(experiment.setting(pair).methods) * len(experiment.setting(pair).seeds)
+        for pair in experiment.pairs
+    )
+    print(f"{options.config}: fine ({experiment.name}: {pairs}; {runs} training runs)")
+
+
+def _config_schema(options: argparse.Namespace) -> None:
+    from metabt.experiment import Experiment
+
+    print(json.dumps(Experiment.model_json_schema(), indent=2))
+
+
+def _synthesise(options: argparse.Namespace) -> None:
+    from metabt.data.synthetic import synthesise
+
+    synthesise(options.output, options.pairs, options.low_resource, options.seed)
+
+
+def _download(options: argparse.Namespace) -> None:
+    from metabt.data.catalogue import DOWNLOADS, resource, resources
+    from metabt.data.download import download
+    from metabt.experiment import load
+
+    if options.urls:
+        checksums = options.checksum or [None] * len(options.urls)
+        if len(checksums) != len(options.urls):
+            raise UserError("give one --checksum for each address, or none")
+        pairs = zip(options.urls, checksums, strict=True)
+        wanted = {item.path: (item, ["-"]) for item in (resource(u, c) for u, c in pairs)}
+    else:
+        wanted = resources(load(options.config))
+    if options.pair:
+        wanted = {k: v for k, v in wanted.items() if options.pair in v[1]}
+        if not wanted:
+            raise UserError(f"{options.config}: nothing to download for '{options.pair}'")
+    if options.list:
+        print("size\tchecksum\tpairs\taddress\tplace")
+        for path, (item, pairs_) in wanted.items():
+            place = Path(options.to or DOWNLOADS) / path
+            size, checksum = item.size or "?", item.checksum or "recorded on first use"
+            print(f"{size}\t{checksum}\t{','.join(pairs_)}\t{item.url}\t{place}")
+        return
+    for item, _ in wanted.values():
+        download(item, Path(options.to or DOWNLOADS), mirror=os.environ.get("METABT_MIRROR"))
