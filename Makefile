@@ -9,7 +9,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help:
 	@echo "make install   the environment, in .venv (the other targets call it)"
-	@echo "make demo      the experiment in small, as far as it is built, on invented languages"
+	@echo "make demo      the whole experiment in small, on invented languages, with its report"
 	@echo "make test      the tests;  make test-all  also the slow ones"
 	@echo "make check     formatting, lint, types, workflow"
 	@echo "make bench     speed against peers (benchmarks/)"
@@ -22,11 +22,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+DEMO := $(BIN)/snakemake --directory runs/demo --configfile config/demo.yaml --quiet rules
+
 demo: install
-	$(BIN)/snakemake --directory runs/demo --configfile config/demo.yaml --cores 2 --quiet rules -- all
-	@cat runs/demo/results/tables/data.md
-	@echo "BLEU on the test sets:"
-	@for file in runs/demo/results/*/*.bleu; do echo "  $$file: $$(sed -n '/^bleu:/{n;s/.*mean: //p}' $$file)"; done
+	$(DEMO) --cores 2 -- all
+	@test runs/demo/report.html -nt runs/demo/results/tables/cost.html || $(DEMO) --report report.html -- all >/dev/null
+	@cat runs/demo/results/tables/results.md
+	@echo "The report: $(CURDIR)/runs/demo/report.html"
 
 test: install
 	$(BIN)/pytest -n 2 -m 'not slow'

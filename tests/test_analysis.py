@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -226,7 +227,14 @@ def test_compare_mt_writes_its_page(pair, tmp_path):
     for part in ("MetaBT", "Word Accuracy", "len(output)-len(reference)", "Sentence Examples"):
         assert part in page, part
     assert list(output.glob("*.png"))
-    assert [path.name for path in output.parent.iterdir()] == ["metabt-vs-mle"]
+    assert {path.name for path in output.parent.iterdir()} == {output.name, f"{output.name}.html"}
+    whole = output.with_name(f"{output.name}.html").read_text()
+    assert whole.count('src="data:image/png;base64,') == page.count(".png") > 2
+    assert ".png" not in whole
+    links = re.findall(r'href="([^"]*)"', whole)
+    assert links
+    assert all(f'<a name="{link.removeprefix("#")}">' in whole for link in links)
+    assert 'charset="utf-8"' in page
     (tmp_path / "counts").write_text("a\tmany\n")
     with pytest.raises(UserError, match="compare-mt failed: ValueError"):
         compare_page(

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import report
 import yaml
 
 from metabt.data.batches import BatchStream, Corpus
 from metabt.data.shards import Shard
 from metabt.data.subwords import UNK, Subwords
+from metabt.tables import read_tsv
 
 ROOT = Path(__file__).parents[1]
 MIRROR = ROOT.parent / "shared" / "mirror"
@@ -137,6 +139,9 @@ def check_models(directory, tmp_path):
         assert scores["bleu"]["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
         for method in ("nobt", "mle", "dualnmt", "metabt"):
             check_method(results, method)
+        check_analyses(directory / "results", pair)
+    check_tables(directory)
+    check_report(directory, short)
     assert "Nothing to be done" in snakemake(directory, short, "all")
     # The language models' layers: these models and what begins with them, and no other.
     edited = tmp_path / "rate.yaml"
@@ -149,6 +154,73 @@ def check_models(directory, tmp_path):
     assert sorted(weights) == sorted(again)
     edited.write_text(short.read_text() + "# a comment\n")
     assert "Nothing to be done" in snakemake(directory, edited, "-n", "all")
+
+
+def check_analyses(results, pair):
+    """What there is to be about a pair, and nothing empty."""
+    listed = lines(results / pair / "contents.txt")
+    for path in listed:
+        assert (results.parent / path).stat().st_size > 0, path
+    figures = {Path(path).stem for path in listed if path.endswith(".svg")}
+    expected = {"learning", "validation", "probability", "pseudo", "lengths"}
+    expected |= {"rewards-metabt", "rewards-dualnmt"}
+    assert figures == expected | ({"vocabulary", "frequency"} if pair == "qas-qat" else set())
+    for name in figures:
+        assert len(lines(results / "figures" / pair / f"{name}.tsv")) > 1
+    tests = read_tsv(results / pair / "significance.tsv")
+    assert len(tests) == 6
+    assert all(0 < float(row["p"]) <= float(row["p_holm"]) <= 1 for row in tests)
+    assert len(read_tsv(results / pair / "bootstrap.tsv")) == 4
+    shares = [float(row["mean"]) for row in read_tsv(results / "figures/qas-qat/vocabulary.tsv")]
+    assert all(0 <= share <= 100 for share in shares)
+    assert max(shares) > 0
+
+
+def check_tables(directory):
+    """Every number of the table of results stands in the file that it names."""
+    rows = read_tsv(directory / "results" / "tables" / "results.tsv")
+    assert len(rows) == 8
+    for row in rows:
+        found = yaml.safe_load((directory / row["file"]).read_text())
+        assert float(row["bleu"]) == found["bleu"]["mean"]
+    costs = read_tsv(directory / "results" / "tables" / "cost.tsv")
+    assert len(costs) == 2 * (2 + 4)
+    for row in costs:
+        cost = json.loads((directory / row["file"]).read_text())
+        assert float(row["hours"]) == pytest.approx(cost["seconds"] / 3600, rel=1e-4)
+        assert (row["steps"], row["device"]) == ("20", "cpu")
+    assert not (directory / "results" / "tables" / "paper.html").exists()  # none of its pairs
+
+
+def check_report(directory, config):
+    """The report of everything, and of one pair, looked at in a browser."""
+    snakemake(directory, config, "--report", "report.html", "--", "all")
+    one_pair = "results/qas-qat/contents.txt"
+    snakemake(directory, config, "--report", "one-pair.html", "--", one_pair)
+    if not report.AVAILABLE:
+        return
+    with report.browser() as driver:
+        whole = report.Report(driver, directory / "report.html")
+        whole.open()
+        assert "qas-qat (multilingual, with the related qar)" in " ".join(whole.text().split())
+        assert "SentencePiece subwords" in whole.text()
+        whole.open("1. Results")
+        assert whole.items() == ["Table 1: BLEU of each method"]
+        table = whole.view("Table 1")
+        bleu = yaml.safe_load((directory / "results/qas-qat/metabt.bleu").read_text())["bleu"]
+        assert f"{bleu['mean']:.2f}" in next(r for r in table.split("\n") if r.startswith("MetaBT"))
+        whole.open("3. Data and cost")
+        assert "metabt/seed1" in whole.view("Cost of training")
+        whole.open("2. Analyses", "qas-qat")
+        seen = {item: whole.view(item) for item in whole.items()}
+        assert len(seen) == 18
+        assert sum(text == "image" for text in seen.values()) == 9
+        assert "Examples for Bucket" in seen["compare-mt: MetaBT and MLE"]
+        assert "reference" in seen["Table 2: MetaBT and MLE"]
+        partial = report.Report(driver, directory / "one-pair.html")
+        partial.open("2. Analyses")
+        assert "qat-qas" not in partial.text().split("Demo on invented")[0]
+        assert not [c for c in whole.complaints() if "ERR_" in c or "Uncaught" in c]
 
 
 def check_method(results, method):

@@ -1,6 +1,8 @@
 """compare-mt's page about two systems."""
 
+import base64
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,11 +24,14 @@ def compare_page(
     systems: Sequence[tuple[str, Path]],
     counts: Path,
 ) -> None:
-    """Write OUTPUT/index.html and its pictures. compare-mt splits words at spaces only, so it gets
-    them split as BLEU splits them. Without systems the page says why."""
+    """Write OUTPUT/index.html and its pictures, and OUTPUT.html with the pictures inside. compare-mt
+    splits words at spaces only, so it gets them split as BLEU splits them. Without systems the
+    page says why."""
     output.parent.mkdir(parents=True, exist_ok=True)
     if not systems:
-        write_text(output / "index.html", "<p>With every seed one of the two methods diverged.</p>")
+        page = "<p>With every seed one of the two methods diverged.</p>\n"
+        write_text(output / "index.html", page)
+        write_text(output.with_name(output.name + ".html"), page)
         return
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as folder:
         work = Path(folder)
@@ -37,11 +42,34 @@ def compare_page(
             write_text(work / name, "".join(f"{line}\n" for line in lines))
         shutil.copyfile(counts, work / "counts")
         _run(work, [label(method) for method, _ in systems])
-        for picture in (work / "page").glob("*.pdf"):  # the page shows the PNGs
-            picture.unlink()
+        for made in (work / "page").glob("*.html"):  # which do not say how they are encoded
+            text = made.read_text(encoding="utf-8")
+            write_text(made, text.replace("<head>", '<head>\n<meta charset="utf-8">', 1))
         if output.exists():
             shutil.rmtree(output)
         (work / "page").rename(output)
+    write_text(output.with_name(output.name + ".html"), _self_contained(output))
+
+
+def _self_contained(folder: Path) -> str:
+    """All pages as one, with pictures and style inside; those of examples come after the first."""
+
+    def read(name: str) -> str:
+        return (folder / name).read_text(encoding="utf-8")
+
+    def picture(match: re.Match[str]) -> str:
+        data = base64.b64encode((folder / match[1]).read_bytes()).decode("ascii")
+        return f'src="data:image/png;base64,{data}"'
+
+    text = read("index.html")
+    for name in dict.fromkeys(re.findall(r'href="([^":/#]+)\.html#', text)):
+        body = read(f"{name}.html").split("<body>", 1)[1].split("</body>", 1)[0]
+        body = re.sub(r'<a name="([^"]+)"\s*/>', rf'<a name="{name}-\1"></a>', body)
+        text = text.replace(f'href="{name}.html#', f'href="#{name}-')
+        text = text.replace("</body>", f"{body}</body>", 1)
+    style = f"<style>{read('compare_mt.css')}</style>"
+    text = text.replace('<link rel="stylesheet" href="compare_mt.css">', style, 1)
+    return re.sub(r'src="([^":/]+\.png)"', picture, text)
 
 
 def _run(work: Path, names: Sequence[str]) -> None:

@@ -30,6 +30,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.linewidth": 0.6,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
@@ -40,7 +41,7 @@ STYLE: dict[Any, Any] = {
 COLOURS = ["#9a9a9a", "#4c86b8", "#c98b2b", "#1f1f1f", "#7a4f9c", "#3c8d5a", "#b5544d"]
 DASHES: list[Any] = ["--", "-.", ":", "-", (0, (5, 1, 1, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1))]
 MARKS = ["s", "^", "v", "o", "D", "P", "X"]
-HATCHES = ["", "///", "...", "xxx", "\\\\\\", "++", "oo"]
+HATCHES = ["", "///", "...", "", "\\\\\\", "++", "oo"]
 
 
 def _look(methods: Sequence[str], method: str) -> dict[str, Any]:

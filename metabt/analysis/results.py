@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from metabt.analysis.labels import label
+from metabt.analysis.paper import paper_scores
 from metabt.errors import UserError
 from metabt.files import read_json
 from metabt.tables import NOTHING, read_tsv, readable, write_readable, write_tsv
@@ -29,7 +30,6 @@ RESULT_COLUMNS = (
     "star",
     "file",
 )
-PAPER = Path(__file__).parents[2] / "resources/paper.yaml"
 
 
 def _read_results(files: Sequence[Path]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -143,7 +143,7 @@ def _outcomes(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def write_beside_paper(stem: Path, scores: Sequence[Path], same_data: bool) -> None:
     """The pairs and methods of the paper's Table 1: ours, the paper's, the difference."""
-    paper = yaml.safe_load(PAPER.read_text(encoding="utf-8"))["bleu"]
+    paper = paper_scores()
     rows = []
     for pair, methods in _read_results(scores).items():
         for method, found in methods.items():

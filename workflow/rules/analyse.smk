@@ -36,7 +36,7 @@ rule figure_by_step:
     output:
         report(
             "results/figures/{pair}/{figure}.svg",
-            caption="../report/{figure}.rst",
+            caption="../report/by_step.rst",
             category="2. Analyses",
             subcategory="{pair}",
             labels=lambda w: {"what": FIGURE_TITLES[w.figure]},
@@ -65,7 +65,7 @@ rule figure_rewards:
             caption="../report/rewards.rst",
             category="2. Analyses",
             subcategory="{pair}",
-            labels={"what": "Rewards of {method}"},
+            labels=lambda w: {"what": f"More: rewards of {label(w.method)}"},
         ),
         "results/figures/{pair}/rewards-{method}.tsv",
     log:
@@ -93,7 +93,7 @@ rule figure_lengths:
             caption="../report/lengths.rst",
             category="2. Analyses",
             subcategory="{pair}",
-            labels={"what": "Length differences"},
+            labels={"what": "Figure 5: length differences"},
         ),
         "results/figures/{pair}/lengths.tsv",
     log:
@@ -123,7 +123,7 @@ rule figure_frequency:
             caption="../report/frequency.rst",
             category="2. Analyses",
             subcategory="{pair}",
-            labels={"what": "Word F1 by frequency"},
+            labels={"what": "Figure 6: word F1 by frequency"},
         ),
         "results/figures/{pair}/frequency.tsv",
     log:
@@ -153,13 +153,13 @@ rule compare_page:
         references=lambda w: scored(w.pair, f"results/{w.pair}/corpus/test.target"),
         counts=lambda w: f"results/{w.pair}/corpus/{counted_set(w.pair)}.counts",
     output:
-        report(
-            directory("results/{pair}/compare/{tested}-vs-{other}"),
+        page=directory("results/{pair}/compare/{tested}-vs-{other}"),
+        self_contained=report(
+            "results/{pair}/compare/{tested}-vs-{other}.html",
             caption="../report/compare.rst",
             category="2. Analyses",
             subcategory="{pair}",
-            labels={"what": "compare-mt: {tested} and {other}"},
-            htmlindex="index.html",
+            labels=lambda w: {"what": f"compare-mt: {two_methods(w)}"},
         ),
     log:
         "results/logs/{pair}/compare_{tested}-vs-{other}.log",
@@ -175,7 +175,7 @@ rule compare_page:
             --source {input.source:q} \
             --references {input.references:q} \
             --counts {input.counts:q} \
-            --output {output:q} \
+            --output {output.page:q} \
             >{log:q} 2>&1 || {{ tail -n 5 {log:q} >&2; exit 1; }}
         """
 
@@ -193,7 +193,7 @@ rule differing_examples:
             caption="../report/examples.rst",
             category="2. Analyses",
             subcategory="{pair}",
-            labels={"what": "Translations by {tested} and {other}"},
+            labels=lambda w: {"what": f"Table 2: {two_methods(w)}"},
         ),
         expand(
             "results/{{pair}}/examples/{{tested}}-vs-{{other}}.{format}",
@@ -227,7 +227,7 @@ rule pseudo_examples:
             caption="../report/pseudo_examples.rst",
             category="2. Analyses",
             subcategory="{pair}",
-            labels={"what": "Pseudo pairs during training"},
+            labels={"what": "More: pseudo pairs during training"},
         ),
         expand("results/{{pair}}/examples/pseudo.{format}", format=["tsv", "md"]),
     log:
@@ -254,7 +254,7 @@ rule results_table:
             "results/tables/results.html",
             caption="../report/results.rst",
             category="1. Results",
-            labels={"what": "BLEU of each method"},
+            labels={"what": "Table 1: BLEU of each method"},
         ),
         expand("results/tables/results.{format}", format=["tsv", "md"]),
     log:
@@ -280,7 +280,7 @@ rule paper_table:
             "results/tables/paper.html",
             caption="../report/paper.rst",
             category="1. Results",
-            labels={"what": "Beside the paper's figures"},
+            labels={"what": "Table 1 beside the paper's"},
         ),
         expand("results/tables/paper.{format}", format=["tsv", "md"]),
     log:
