@@ -24,9 +24,10 @@ def compare_page(
     systems: Sequence[tuple[str, Path]],
     counts: Path,
 ) -> None:
-    """Write OUTPUT/index.html and its pictures, and OUTPUT.html with the pictures inside. compare-mt
-    splits words at spaces only, so it gets them split as BLEU splits them. Without systems the
-    page says why."""
+    """Write OUTPUT/index.html and its pictures, and OUTPUT.html with all of it inside.
+
+    compare-mt splits words at spaces only, so it gets them split as BLEU splits them. Without
+    systems the page says why."""
     output.parent.mkdir(parents=True, exist_ok=True)
     if not systems:
         page = "<p>With every seed one of the two methods diverged.</p>\n"
