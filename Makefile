@@ -59,4 +59,4 @@ clean:
 
 # Needs graphviz.
 pictures: install
-	$(BIN)/snakemake --rulegraph -n all 2>&1 | sed '/^Building/d' | dot -Grankdir=LR -Tsvg > docs/rules.svg
+	$(BIN)/snakemake --rulegraph -n all 2>/dev/null | sed /^Building/d | dot -Grankdir=LR -Tsvg > docs/rules.svg

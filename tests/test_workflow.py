@@ -263,6 +263,8 @@ def test_the_readme_s_commands_are_commands(tmp_path):
     lines = [line for line in text.split("\n") if line.startswith(".venv/bin/snakemake")]
     assert len(lines) >= 6
     for number, line in enumerate(lines):
+        if "--report" in line:  # needs a finished run: see check_report
+            continue
         words = shlex.split(line, comments=True)[1:]
         if "--directory" in words:
             words[words.index("--directory") + 1] = str(tmp_path / str(number))
