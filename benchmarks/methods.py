@@ -5,7 +5,8 @@
 Multi30k, the models of config/multi30k.yaml, and the paper's batch sizes divided by eight: 256
 sentences a step, 128 of them pseudo pairs, 64 of MetaDev. Methods take turns, each in a process of
 its own; medians and ratios are printed. `--memory` measures instead how many vectors of the
-model's size each method keeps, on growing models: what large models need follows from that.
+model's size each method keeps, on growing models, and `--activations` what Transformer-Big keeps of
+a token for its backward pass in bf16: what large models need follows from these.
 """
 
 import argparse
@@ -135,6 +136,47 @@ def compare_memory(methods: list[str], widths: list[int]) -> None:
         print(f"| {name} | {' | '.join(cells)} | {vectors:.1f} |", flush=True)
 
 
+def kept_bytes(model: Any, sentences: int, length: int) -> tuple[int, int]:
+    """Target tokens of a batch, and the bytes kept for its backward pass besides the parameters."""
+    import numpy as np
+    import torch
+
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    sides = [[np.arange(4, 4 + length, dtype=np.uint16)] * sentences] * 2
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
+    with torch.autocast("cpu", dtype=torch.bfloat16), hooks:
+        loss, _ = model.loss(sides, 1.0, 0.1)
+    loss.backward()
+    return sentences * (length + 1), sum(kept.values())
+
+
+def measure_activations() -> None:
+    """Transformer-Big by torch's operators, as on a GPU, where autocast keeps bf16 weights, too."""
+    from unittest.mock import patch
+
+    from metabt.config import Transformer as Shape
+    from metabt.nmt import operators
+    from metabt.nmt.transformer import Transformer
+
+    sizes = {"layers": 6, "width": 1024, "feed_forward": 4096, "heads": 16, "dropout": 0.1}
+    model = Transformer(32000, Shape.model_validate(sizes))
+    parameters = sum(p.numel() for p in model.parameters())
+    with patch.object(operators, "has_kernels", lambda _: False):
+        found = [kept_bytes(model.train(), sentences, 31) for sentences in (4, 16)]
+    (tokens, kept), (more_tokens, more) = found
+    slope = (more - kept) / (more_tokens - tokens)
+    print(f"{parameters / 1e6:.0f} M parameters; {slope / 1e6:.2f} MB a target token (source and")
+    print(f"target of the same length), and {(kept - slope * tokens) / 1e6:,.0f} MB in any case")
+
+
 def child(*arguments: str) -> Any:
     command = [sys.executable, "-W", "ignore", __file__, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
@@ -151,7 +193,11 @@ def main() -> None:
     parser.add_argument("--one", choices=METHODS, help=argparse.SUPPRESS)
     parser.add_argument("--width", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--memory", action="store_true", help="measure memory on growing models")
+    parser.add_argument("--activations", action="store_true", help="of Transformer-Big, in bf16")
     options = parser.parse_args()
+    if options.activations:
+        measure_activations()
+        return
     common = ["--steps", str(options.steps), "--threads", str(options.threads)]
     if options.width:
         print(json.dumps(grow(options.one, options.width)))
