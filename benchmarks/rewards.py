@@ -1,0 +1,136 @@
+"""What MetaBT's reward can tell apart, and how many steps it takes until it shows.
+
+    python benchmarks/rewards.py --directory runs/multi30k --run results/en-de/metabt/seed1 \
+        --state results/en-de/mle/seed1/checkpoint/last.safetensors
+
+A forward model is taken as a checkpoint of an unfinished run has it (any method's; the data are
+those of `--run`). Two questions are put to it, in which true pairs, pairs with a pseudo source and
+pairs with another sentence's source stand for good, middling and bad pseudo pairs:
+
+1. How often has a true pair a higher reward than the same target with a wrong source? Half the time
+   would be chance. With MetaDev's gradient before and after the step, plain and preconditioned.
+2. What becomes of the loss on MetaDev after 1, 3, 10 and 30 steps on each kind beside parallel
+   pairs?
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from metabt.methods.blocks.run import ForwardRun
+from metabt.methods.blocks.sentences import Pairs
+from metabt.methods.blocks.task import ForwardTask
+from metabt.methods.metabt import MetaBT
+from metabt.nmt.threads import ComputeThreads
+from metabt.tensor_files import read_tensors
+from metabt.training.distributed import Group
+from metabt.training.learner import Machine, score
+
+HORIZONS = (1, 3, 10, 30)
+JUDGED = 400  # sentences of MetaDev
+
+
+class Bench:
+    """A run of MetaBT whose forward model can be set back to one state again and again."""
+
+    def __init__(self, description: Path, state: Path, metadev: int | None) -> None:
+        run = ForwardRun.model_validate_json(description.read_text(encoding="utf-8"))
+        if metadev:
+            run = run.model_copy(
+                update={"metadev_batch": type(run.metadev_batch)(sentences=metadev)}
+            )
+        self.machine = Machine(Group(0, 1, torch.device("cpu")), ComputeThreads(1), 4096)
+        self.task = ForwardTask(run, self.machine, Path())
+        self.method: MetaBT = self.task.method
+        self.saved, about = read_tensors(state)
+        self.step = int(about["state"]["step"])
+        self.set_back()
+
+    def set_back(self) -> None:
+        for name, tensor in self.method.theta.tensors("theta").items():
+            tensor.copy_(self.saved[name])
+
+    def pseudo(self, number: int) -> Pairs:
+        return self.method.psi.translate(self.method.mono.next(), number).reversed
+
+
+def wrong(pairs: Pairs) -> Pairs:
+    """Every target with its neighbour's source."""
+    return Pairs([*pairs.sources[1:], pairs.sources[0]], pairs.targets)
+
+
+def tell_apart(bench: Bench, steps: int) -> None:
+    theta, method = bench.method.theta, bench.method
+    higher: dict[str, list[float]] = {}
+    for number in range(bench.step + 1, bench.step + steps + 1):
+        pseudo, metadev, before = bench.pseudo(number), method.metadev.next(), theta.values()
+        _, early = theta.gradient(metadev)
+        theta.descend(number, method.parallel.next(), pseudo)
+        _, late = theta.gradient(metadev)
+        true = method.parallel.next()
+        for name, gradient in (("before the step", early), ("after the step", late)):
+            for kind in ("plain", "preconditioned"):
+                if kind == "preconditioned":
+                    theta.precondition_(gradient)
+                good, bad = (
+                    theta.slopes(pairs, at=before, along=gradient) for pairs in (true, wrong(true))
+                )
+                higher.setdefault(f"{kind}, {name}", []).append(float((good > bad).mean()))
+    print(f"step {bench.step}; a true pair's reward is higher than a wrong pair's in")
+    for name, shares in higher.items():
+        error = np.std(shares, ddof=1) / np.sqrt(len(shares))
+        print(f"  {np.mean(shares):6.1%} ± {error:.1%} of the targets ({name})")
+
+
+def look_ahead(bench: Bench, repeats: int) -> None:
+    theta, method, last = bench.method.theta, bench.method, max(HORIZONS)
+    shard = method.metadev.stream.corpus.shards[0]
+    judged = [[shard.sentence(side, i) for i in range(min(JUDGED, len(shard)))] for side in (0, 1)]
+    tokens = sum(len(target) + 1 for target in judged[1])
+    losses: dict[str, list[list[float]]] = {}
+    for repeat in range(repeats):
+        beside = [method.parallel.next() for _ in range(last)]
+        true = [method.parallel.next() for _ in range(last)]
+        kinds = {
+            "true pairs": true,
+            "pseudo pairs": [bench.pseudo(repeat * last + i) for i in range(last)],
+            "wrong pairs": [wrong(pairs) for pairs in true],
+        }
+        for name, batches in kinds.items():
+            bench.set_back()
+            row = []
+            for number, (parallel, extra) in enumerate(zip(beside, batches, strict=True), 1):
+                theta.descend(bench.step + number, parallel, extra)
+                if number in HORIZONS:
+                    row.append(score(theta.saved.model, judged, bench.machine).sum() / tokens)
+            losses.setdefault(name, []).append(row)
+    bench.set_back()
+    start = score(theta.saved.model, judged, bench.machine).sum() / tokens
+    print(f"\n| loss on MetaDev, now {start:.4f} | {' | '.join(f'{n} steps' for n in HORIZONS)} |")
+    print("|---|" + "---:|" * len(HORIZONS))
+    for name, rows in losses.items():
+        print(f"| {name} | {' | '.join(f'{value:.4f}' for value in np.mean(rows, axis=0))} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--directory", type=Path, required=True, help="of the experiment")
+    parser.add_argument("--run", type=Path, required=True, help="a MetaBT run, below the directory")
+    parser.add_argument("--state", type=Path, required=True, help="a checkpoint's last.safetensors")
+    parser.add_argument(
+        "--metadev", type=int, help="sentences of a MetaDev batch, if not the run's"
+    )
+    parser.add_argument("--steps", type=int, default=12, help="on which rewards are compared")
+    parser.add_argument("--repeats", type=int, default=2, help="of looking ahead")
+    options = parser.parse_args()
+    os.chdir(options.directory)
+    bench = Bench(options.run / "run.json", options.state, options.metadev)
+    tell_apart(bench, options.steps)
+    look_ahead(bench, options.repeats)
+
+
+if __name__ == "__main__":
+    main()
