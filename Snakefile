@@ -13,6 +13,7 @@ if not workflow.configfiles:
 
 
 include: "workflow/rules/common.smk"
+include: "workflow/rules/cluster.smk"
 include: "workflow/rules/runs.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/vocab.smk"

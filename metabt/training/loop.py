@@ -139,7 +139,8 @@ class Loop:
         if state.status != "running":
             self._tell(state=state.status, step=state.step)
             return state
-        self._tell(state="running", step=state.step, steps=training.steps, from_step=state.step)
+        about = {"steps": training.steps, "from_step": state.step, "since": time.time()}
+        self._tell(state="running", step=state.step, **about)
         bar = Progress("training", training.steps, "steps", state.step)
         with Signals(self.group).handled() as signals, bar:
             while state.status == "running":

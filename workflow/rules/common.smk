@@ -112,6 +112,7 @@ check_directory()
 
 
 onstart:
+    check_cluster()
     Path("results").mkdir(exist_ok=True)
     Path("results/experiment.txt").write_text(f"{EXPERIMENT.name}\n")
 

@@ -43,11 +43,11 @@ rule train:
     threads: threads_to_train
     resources:
         mem_mb=lambda w, attempt: 8000 * attempt,
-        runtime="1d",
+        runtime="1d",  # does not grow: what is not done by then goes on in the next job
         gpu=1,
     shell:
         """
-        trap : TERM USR1  # the trainer gets them, too, and saves: this shell waits for it
+        trap : TERM USR1 # the trainer gets them, too, and saves: this shell waits for it
         metabt train {input.run:q} \
             --output results/{wildcards.pair}/{wildcards.model} \
             --threads {threads} \
