@@ -20,6 +20,7 @@ include: "workflow/rules/vocab.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/analyse.smk"
+include: "workflow/rules/so_far.smk"
 
 
 report: "workflow/report/workflow.rst"

@@ -106,7 +106,7 @@ def test_a_run_says_how_far_it_is(toy, tmp_path, monkeypatch):
 
 def test_two_processes_are_asked_to_stop_and_go_on(toy, tmp_path):
     """With the same result as two that were not; if one is killed, the other does not linger."""
-    run_file = toy_run(toy, training={"steps": 300, "validate_every": 60})
+    run_file = toy_run(toy, training={"steps": 90, "validate_every": 20})
     two = ("--processes", "2", "--device", "cpu")
     ended(start(run_file, tmp_path / "whole", *two))
     process = start(run_file, tmp_path / "parts", *two)

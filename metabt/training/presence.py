@@ -53,16 +53,20 @@ class Presence:
             "job": os.environ.get("METABT_JOB", ""),  # as the surroundings call it
             "began": time.time(),
         }
-        self._lock, self._leave = threading.Lock(), threading.Event()
+        self._lock, self._due, self._leaves = threading.Lock(), threading.Event(), False
         self._thread = threading.Thread(target=self._live, daemon=True)
 
     def report(self, **values: Any) -> None:
-        """What the next sign will say."""
+        """What the next sign will say; a new state is told at once."""
         with self._lock:
             self.values.update(values)
+        if "state" in values:
+            self._due.set()
 
     def _live(self) -> None:
-        while not self._leave.wait(SECONDS_BETWEEN_SIGNS):
+        while not self._leaves:
+            self._due.wait(SECONDS_BETWEEN_SIGNS)
+            self._due.clear()
             self._write()
 
     def _write(self) -> None:
@@ -77,11 +81,11 @@ class Presence:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._leave.set()
-        self._thread.join()
         if self.values["state"] in ("starting", "running"):
             self.report(state="left")
-        self._write()
+        self._leaves = True
+        self._due.set()
+        self._thread.join()
 
 
 def _take(handle: IO[str]) -> bool:
