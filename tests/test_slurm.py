@@ -108,16 +108,17 @@ class Driver:
 def jobs(directory):
     """Slurm's number -> what it knows about each job that was sent from a directory."""
     found = {}
-    for line in answers("squeue", "-h", "--states=all", "-o", "%i|%P|%k|%T|%b|%Z").splitlines():
-        number, partition, comment, state, gpus, place = line.split("|")
+    for line in answers("squeue", "-h", "--states=all", "-o", "%i|%P|%k|%T|%Z").splitlines():
+        number, partition, comment, state, place = line.split("|")
         if Path(place).resolve() == directory.resolve():
             model = re.match(r"rule_(\w+?)(?:_wildcards_(.*))?$", comment)
+            gpus = re.search(r"TresPerJob=\S*gpu:(\d+)", answers("scontrol", "show", "job", number))
             found[number] = {
                 "partition": partition,
                 "rule": model[1],
                 "of": model[2],
                 "state": state,
-                "gpus": gpus,
+                "gpus": int(gpus[1]) if gpus else 0,
             }
     return found
 
@@ -279,7 +280,7 @@ def check_jobs(found, text):
     for job in found.values():
         on_gpu = job["rule"] in ("train", "translate")
         assert job["partition"] == ("gpu" if on_gpu else "cpu")
-        assert ("gpu" in job["gpus"]) == on_gpu
+        assert job["gpus"] == int(on_gpu)
 
 
 def test_a_killed_driver_leaves_a_job_that_the_next_one_goes_on_from(place, tmp_path):
@@ -307,7 +308,7 @@ def test_a_killed_driver_leaves_a_job_that_the_next_one_goes_on_from(place, tmp_
     assert [job["state"] for job in trained.values()].count("CANCELLED") == 1
     assert trained[left]["state"] == "CANCELLED"
     assert len(trained) == 2
-    assert all(job["gpus"].endswith("gpu:2") for job in trained.values())
+    assert [job["gpus"] for job in trained.values()] == [2, 2]
     cost = read_json(place / RUNS / "backward" / "checkpoint" / "cost.json")
     assert (cost["sittings"], cost["processes"]) == (2, 2)
     assert files(place / RUNS / "backward") == train_undisturbed(

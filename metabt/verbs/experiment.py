@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 
 from metabt.errors import UserError
-from metabt.verbs.arguments import Verbs, add_verb
+from metabt.verbs.arguments import Verbs, add_verb, positive
 
 
 def add(verbs: Verbs) -> None:
     _add_config(verbs)
     _add_status(verbs)
+    _add_estimate(verbs)
     _add_download(verbs)
     _add_synthesise(verbs)
 
@@ -37,6 +38,23 @@ def _add_status(verbs: Verbs) -> None:
     verb.add_argument(
         "--configfile", type=Path, default=Path("config.yaml"), help="default: config.yaml"
     )
+
+
+def _add_estimate(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "estimate",
+        _estimate,
+        "say what an experiment will take, by arithmetic",
+        "Nothing is measured: the speed is what you say that your GPUs sustain.",
+    )
+    verb.add_argument(
+        "--configfile", type=Path, default=Path("config.yaml"), help="default: config.yaml"
+    )
+    verb.add_argument(
+        "--tflops", type=positive, default=60.0, help="that a GPU sustains (default: 60)"
+    )
+    verb.add_argument("--tokens", type=positive, default=28.0, help="of a sentence (default: 28)")
 
 
 def _add_download(verbs: Verbs) -> None:
@@ -103,6 +121,13 @@ def _status(options: argparse.Namespace) -> None:
             f"'{experiment.name}' ({options.configfile}): give its --configfile, too"
         )
     print(screen(experiment, options.directory))
+
+
+def _estimate(options: argparse.Namespace) -> None:
+    from metabt.estimate import table
+    from metabt.experiment import load
+
+    print(table(load(options.configfile), options.tflops, options.tokens))
 
 
 def _synthesise(options: argparse.Namespace) -> None:
