@@ -152,9 +152,6 @@ def cancel(directory, model, number):
 
 
 def kill(directory, model, number):
-    """When there is something to go on from."""
-    if not (directory / RUNS / model / "checkpoint" / "last.safetensors").exists():
-        return False
     os.kill(read_progress(directory / RUNS / model)["process"], signal.SIGKILL)
     return True
 
@@ -258,10 +255,11 @@ def test_training_jobs_are_warned_cancelled_and_killed(place, tmp_path):
     assert found[told["backward"][0]]["state"] == "CANCELLED"
     assert sum(job["rule"] == "train" for job in found.values()) == 1 + 3
     assert len(re.findall("Trying to restart job", text)) == 2
-    for model in ("nobt/seed1", "backward"):
+    # A sitting that is killed before it has saved anything leaves no trace.
+    for model, sittings in (("nobt/seed1", (3,)), ("backward", (2, 3))):
         directory = place / RUNS / model
         assert read_json(directory / "training.json")["status"] == "finished"
-        assert read_json(directory / "checkpoint" / "cost.json")["sittings"] == 3
+        assert read_json(directory / "checkpoint" / "cost.json")["sittings"] in sittings
         assert files(directory) == train_undisturbed(place, model), model
         log = (place / f"results/logs/{PAIR}/{model}/train.log").read_text()
         assert int(re.search(r"going on at step (\d+)", log)[1]) > 0
