@@ -237,7 +237,7 @@ def test_training_jobs_are_warned_cancelled_and_killed(place, tmp_path):
     clone = tmp_path / "clone"
     ignore = shutil.ignore_patterns(".*", "runs", "results", "downloads", "__pycache__")
     shutil.copytree(ROOT, clone, ignore=ignore)
-    config = small_config(place / "small.yaml", {"steps": 300, "validate_every": 60})
+    config = small_config(place / "small.yaml", {"steps": 200, "validate_every": 50})
     targets = [f"{RUNS}/nobt.bleu", f"{RUNS}/backward/model.json", f"{RUNS}/corpus/parallel.counts"]
     driver = Driver(place, config, *targets, cwd=clone)
     try:
@@ -283,7 +283,7 @@ def check_jobs(found, text):
 
 def test_a_killed_driver_leaves_a_job_that_the_next_one_goes_on_from(place, tmp_path):
     """With two GPUs for a training job, by the one line of the profile."""
-    config = small_config(place / "small.yaml", {"steps": 300, "validate_every": 100})
+    config = small_config(place / "small.yaml", {"steps": 120, "validate_every": 40})
     two = profile(tmp_path / "two", {"gpu": 2})
     target = f"{RUNS}/backward/model.safetensors"
     driver = Driver(place, config, target, profile=two)
