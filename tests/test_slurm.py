@@ -66,7 +66,7 @@ def profile(directory, train=(), **others):
 
 def command(directory, config, *arguments, profile="slurm"):
     """As a person would type it, but that the state of jobs is asked for more often."""
-    often = "--slurm-init-seconds-before-status-checks 2 --seconds-between-status-checks 2"
+    often = "--slurm-init-seconds-before-status-checks 6 --seconds-between-status-checks 6"
     options = [*often.split(), "--latency-wait", "10"]
     options += ["--directory", directory, "--configfile", config, "--profile", profile]
     return [sys.executable, "-m", "snakemake", *map(str, [*options, "--", *arguments])]
@@ -283,7 +283,7 @@ def check_jobs(found, text):
 
 def test_a_killed_driver_leaves_a_job_that_the_next_one_goes_on_from(place, tmp_path):
     """With two GPUs for a training job, by the one line of the profile."""
-    config = small_config(place / "small.yaml", {"steps": 120, "validate_every": 40})
+    config = small_config(place / "small.yaml", {"steps": 60, "validate_every": 20})
     two = profile(tmp_path / "two", {"gpu": 2})
     target = f"{RUNS}/backward/model.safetensors"
     driver = Driver(place, config, target, profile=two)
