@@ -6,7 +6,7 @@ export METABT_JOB=${SLURM_JOB_ID:+Slurm job $SLURM_JOB_ID}
 # keep_log FILE: what comes in goes to FILE and on. It ends when its input does, not by a signal: the
 # one that Slurm sends before a time limit goes to all processes of a job.
 keep_log() {
-    trap '' TERM USR1
+    trap '' TERM USR1 INT
     tee "$1"
 }
 
