@@ -31,10 +31,10 @@ demo: install
 	@echo "The report: $(CURDIR)/runs/demo/report.html"
 
 test: install
-	$(BIN)/pytest -n 2 -m 'not slow'
+	$(BIN)/pytest -n 2 --dist loadgroup -rs -m 'not slow'
 
 test-all: install
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup -rs
 
 check: install
 	$(BIN)/ruff check .

@@ -13,12 +13,14 @@ if not workflow.configfiles:
 
 
 include: "workflow/rules/common.smk"
+include: "workflow/rules/cluster.smk"
 include: "workflow/rules/runs.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/vocab.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/analyse.smk"
+include: "workflow/rules/so_far.smk"
 
 
 report: "workflow/report/workflow.rst"

@@ -78,6 +78,13 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def write_unsynced_json(path: Path, value: Any) -> None:
+    """Whole, but not forced to disk: for what is written often and soon out of date."""
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    part.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.rename(path)
+
+
 def read_json(path: Path) -> Any:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+# At first; later up to half an hour: the log of days of work must be short enough to be shown.
 SECONDS_BETWEEN_LINES = 30.0
 
 
@@ -15,7 +16,7 @@ class Progress:
     def __init__(self, what: str, total: int | None, unit: str, done: int = 0) -> None:
         self.what, self.total, self.unit, self.done = what, total, unit, done
         self._began = self._spoke = time.monotonic()
-        self._at_start = done
+        self._at_start, self._slower = done, 1.0
         self.note = ""  # shown beside the count
         self._bar: tqdm | None = None
         if sys.stderr.isatty():
@@ -35,8 +36,9 @@ class Progress:
             if self.note:
                 self._bar.set_postfix_str(self.note, refresh=False)
             self._bar.update(count)
-        elif time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES:
+        elif time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES * self._slower:
             self._spoke = time.monotonic()
+            self._slower = min(1.2 * self._slower, 60.0)
             print(self._line(), file=sys.stderr, flush=True)
 
     def _line(self) -> str:

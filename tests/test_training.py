@@ -30,7 +30,7 @@ from metabt.training.distributed import Group
 from metabt.training.learner import Machine, micro_batches
 from metabt.training.loop import Loop
 from metabt.training.optimisers import clip, optimiser, rate_at
-from metabt.training.pretrain import Start, locked, pretrain
+from metabt.training.pretrain import Start, pretrain
 from metabt.training.run import read_run
 from metabt.training.supervised import Supervised
 from metabt.training.vector import ParameterVector
@@ -355,14 +355,6 @@ def test_a_finished_run_is_not_trained_again(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(Supervised, "step", lambda *_: pytest.fail("trained again"))
     pretrain(run_file, tmp_path, Start(threads=1))
     assert (tmp_path / "model.safetensors").read_bytes() == before
-
-
-def test_one_process_at_a_time(toy, tmp_path):
-    with locked(tmp_path):
-        process = start(toy_run(toy), tmp_path)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "another process is training here" in errors
 
 
 def test_a_language_model_learns(toy, tmp_path):

@@ -1,5 +1,6 @@
 """The tables of results: scores with their significance, beside the paper's, and what they cost."""
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,27 @@ def _outcomes(rows: Sequence[dict[str, Any]]) -> list[str]:
         for row in rows
         if row.get("p") is not None
     ]
+
+
+def write_so_far(stem: Path, scores: Sequence[Path]) -> None:
+    """BLEU of the runs whose PAIR/METHOD/seedN/scores.json are there; means are over these."""
+    found: dict[tuple[str, str], dict[str, float | None]] = {}
+    for path in scores:
+        pair, method, seed = path.parent.parts[-3:]
+        diverged = read_json(path.parent / "training.json")["status"] == "diverged"
+        score = None if diverged else read_json(path)["bleu"]["score"]
+        found.setdefault((pair, method), {})[seed.removeprefix("seed")] = score
+    rows: list[dict[str, Any]] = []
+    for (pair, method), seeds in found.items():
+        counted = [score for score in seeds.values() if score is not None]
+        each = ", ".join(f"{seed}: {readable(score)}" for seed, score in seeds.items())
+        mean = statistics.fmean(counted) if counted else None
+        rows.append({"pair": pair, "method": method, "bleu": mean, "seeds": each})
+    write_tsv(stem.with_name(stem.name + ".tsv"), rows, ("pair", "method", "bleu", "seeds"))
+    cells = [[r["pair"], label(r["method"]), r["seeds"], readable(r["bleu"])] for r in rows]
+    notes = [f"{len(scores)} runs are scored. – diverged."]
+    titles = ["pair", "method", "BLEU of each seed", "mean"]
+    write_readable(stem, "BLEU so far", titles, cells, notes, texts=3)
 
 
 def write_beside_paper(stem: Path, scores: Sequence[Path], same_data: bool) -> None:

@@ -22,6 +22,7 @@ from metabt.tensor_files import copy_into, read_tensors, write_tensors
 from metabt.training.cost import Cost
 from metabt.training.distributed import Group
 from metabt.training.metrics import Metrics
+from metabt.training.presence import SIGNALS, Presence
 
 CHECKPOINT_SECONDS = 600.0  # between two, besides those at measurements
 STEPS_PER_ROW = 50  # of metrics.csv
@@ -88,12 +89,11 @@ class Signals:
 
     @contextmanager
     def handled(self) -> Iterator["Signals"]:
-        numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-        before = [signal.signal(number, self._receive) for number in numbers]
+        before = [signal.signal(number, self._receive) for number in SIGNALS]
         try:
             yield self
         finally:
-            for number, handler in zip(numbers, before, strict=True):
+            for number, handler in zip(SIGNALS, before, strict=True):
                 signal.signal(number, handler)
 
     def stop(self) -> bool:
@@ -116,8 +116,10 @@ class Loop:
         directory: Path,
         group: Group,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        presence: Presence | None = None,
     ) -> None:
         self.task, self.identity, self.group = task, task.identity, group
+        self.presence = presence
         self.folder = directory / "checkpoint"
         self.last = self.folder / "last.safetensors"
         self.checkpoint_seconds = checkpoint_seconds
@@ -135,7 +137,10 @@ class Loop:
         """Train until the end, early stopping or divergence; a signal raises Interrupted."""
         state, training = self.state, self.task.training
         if state.status != "running":
+            self._tell(state=state.status, step=state.step)
             return state
+        about = {"steps": training.steps, "from_step": state.step, "since": time.time()}
+        self._tell(state="running", step=state.step, **about)
         bar = Progress("training", training.steps, "steps", state.step)
         with Signals(self.group).handled() as signals, bar:
             while state.status == "running":
@@ -148,6 +153,7 @@ class Loop:
                     self._step(bar)
                     self._save_if_asked(signals)
         self._save(finished=True)
+        self._tell(state=state.status)
         if self.metrics is not None:
             self.metrics.close()
         return state
@@ -172,7 +178,14 @@ class Loop:
             rate = row["train_tokens"] / (time.monotonic() - self._tokens_counted_from)
             self._tokens_counted_from = time.monotonic()
             bar.note = f"loss {row['train_loss']:.3f}, {rate:,.0f} tokens/s"
+            self._tell(loss=row["train_loss"], tokens_per_second=rate)
+        self._tell(step=state.step, skipped=state.skipped)
         bar.add(1)
+
+    def _tell(self, **values: Any) -> None:
+        """To whoever asks how far the run is."""
+        if self.presence is not None:
+            self.presence.report(**values)
 
     def _write(self, row: dict[str, float]) -> None:
         self.state.rows += 1
@@ -182,6 +195,7 @@ class Loop:
     def _save_if_asked(self, signals: Signals) -> None:
         if signals.stop():
             self._save()
+            self._tell(state="interrupted")
             raise Interrupted
         if self.group.any(time.monotonic() - self.saved > self.checkpoint_seconds):
             self._save()
@@ -193,8 +207,10 @@ class Loop:
             scores = self.task.measure(signals)
         except Interrupted:
             self._save()
+            self._tell(state="interrupted")
             raise
         self._write(scores)
+        self._tell(measured={"step": state.step, **scores})
         score = scores[f"dev_{training.select}"] * (-1 if training.select == "loss" else 1)
         better = math.isfinite(score) and (not state.best or score > state.best[0][0])
         state.without_better = 0 if better else state.without_better + 1

@@ -1,8 +1,8 @@
 """`metabt train`: from a run's description to a model's directory."""
 
-import fcntl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,9 @@ from metabt.nmt.threads import ComputeThreads
 from metabt.training.distributed import process_group
 from metabt.training.learner import Machine
 from metabt.training.loop import CHECKPOINT_SECONDS, Loop, Task
+from metabt.training.presence import Presence, locked
 from metabt.training.run import read_run
 from metabt.training.supervised import Supervised
-
-
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """One process at a time trains in a directory; the lock goes with the process."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / ".lock").open("w") as handle:
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"{directory}: another process is training here") from error
-        yield
 
 
 @dataclass(frozen=True)
@@ -48,9 +37,13 @@ def train(run: Any, make_task: Callable[[Machine], Task], directory: Path, start
 
     `training.json` is written last and says how it ended.
     """
-    with process_group(start.device) as group:
-        first = group.first
-        with locked(directory) if first else nullcontext():
+    with ExitStack() as held:
+        presence = None
+        if os.environ.get("RANK", "0") == "0":
+            held.enter_context(locked(directory))
+            presence = held.enter_context(Presence(directory))
+        with process_group(start.device) as group:
+            first = group.first
             on_gpu = group.device.type == "cuda"
             machine = Machine(
                 group,
@@ -61,7 +54,7 @@ def train(run: Any, make_task: Callable[[Machine], Task], directory: Path, start
             if first:
                 (directory / "training.json").unlink(missing_ok=True)
             task = make_task(machine)
-            loop = Loop(task, directory, group, start.checkpoint_seconds)
+            loop = Loop(task, directory, group, start.checkpoint_seconds, presence)
             try:
                 state = loop.run()
             except torch.OutOfMemoryError as error:

@@ -66,6 +66,8 @@ def _add_tables(verbs: Verbs) -> None:
     beside = add_verb(tables, "paper", _paper, "BLEU beside the paper's figures")
     beside.add_argument("scores", type=Path, nargs="+", metavar="PAIR/METHOD.bleu")
     beside.add_argument("--same-data", action="store_true", help="the data are the paper's, too")
+    so_far = add_verb(tables, "so-far", _so_far, "BLEU of those runs that are scored")
+    so_far.add_argument("scores", type=Path, nargs="*", metavar="PAIR/METHOD/seedN/scores.json")
     cost = add_verb(tables, "cost", _cost, "time and memory of training")
     cost.add_argument("--records", type=Path, nargs="+", required=True, metavar="training.json")
     cost.add_argument("--benchmarks", type=Path, nargs="+", required=True, metavar="train.tsv")
@@ -75,7 +77,7 @@ def _add_tables(verbs: Verbs) -> None:
     _add_two_systems(differing)
     pseudo = add_verb(tables, "pseudo", _pseudo, "pseudo pairs at some steps of training")
     pseudo.add_argument("files", type=Path, nargs="+", metavar="METHOD/seedN/examples.tsv")
-    for parser in (results, beside, cost, differing, pseudo):
+    for parser in (results, beside, so_far, cost, differing, pseudo):
         parser.add_argument("--output", type=Path, required=True, metavar="STEM")
 
 
@@ -122,6 +124,12 @@ def _results(options: argparse.Namespace) -> None:
     from metabt.analysis.results import write_results
 
     write_results(options.output, options.scores, options.significance, options.seeds)
+
+
+def _so_far(options: argparse.Namespace) -> None:
+    from metabt.analysis.results import write_so_far
+
+    write_so_far(options.output, options.scores)
 
 
 def _paper(options: argparse.Namespace) -> None:

@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 
 from metabt.errors import UserError
-from metabt.verbs.arguments import Verbs, add_verb
+from metabt.verbs.arguments import Verbs, add_verb, positive
 
 
 def add(verbs: Verbs) -> None:
     _add_config(verbs)
+    _add_status(verbs)
+    _add_estimate(verbs)
     _add_download(verbs)
     _add_synthesise(verbs)
 
@@ -21,6 +23,38 @@ def _add_config(verbs: Verbs) -> None:
     check = add_verb(parts, "check", _config_check, "report everything that is wrong with a config")
     check.add_argument("config", type=Path, nargs="?", default=Path("config.yaml"))
     add_verb(parts, "schema", _config_schema, "print the JSON schema, for editors")
+
+
+def _add_status(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "status",
+        _status,
+        "say how far an experiment is",
+        "For each pair, method and seed: BLEU, or how far it is. From files alone: works while "
+        "jobs run, on any host that sees the files. Give the same options as to snakemake.",
+    )
+    verb.add_argument("--directory", type=Path, default=Path(), help="of the experiment's results")
+    verb.add_argument(
+        "--configfile", type=Path, default=Path("config.yaml"), help="default: config.yaml"
+    )
+
+
+def _add_estimate(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "estimate",
+        _estimate,
+        "say what an experiment will take, by arithmetic",
+        "Nothing is measured: the speed is what you say that your GPUs sustain.",
+    )
+    verb.add_argument(
+        "--configfile", type=Path, default=Path("config.yaml"), help="default: config.yaml"
+    )
+    verb.add_argument(
+        "--tflops", type=positive, default=60.0, help="that a GPU sustains (default: 60)"
+    )
+    verb.add_argument("--tokens", type=positive, default=28.0, help="of a sentence (default: 28)")
 
 
 def _add_download(verbs: Verbs) -> None:
@@ -73,6 +107,27 @@ def _config_schema(options: argparse.Namespace) -> None:
     from metabt.experiment import Experiment
 
     print(json.dumps(Experiment.model_json_schema(), indent=2))
+
+
+def _status(options: argparse.Namespace) -> None:
+    from metabt.experiment import load
+    from metabt.status import screen
+
+    experiment = load(options.configfile)
+    note = options.directory / "results" / "experiment.txt"
+    if note.exists() and (name := note.read_text().strip()) != experiment.name:
+        raise UserError(
+            f"{options.directory.absolute()}: these are the results of '{name}', not of "
+            f"'{experiment.name}' ({options.configfile}): give its --configfile, too"
+        )
+    print(screen(experiment, options.directory))
+
+
+def _estimate(options: argparse.Namespace) -> None:
+    from metabt.estimate import table
+    from metabt.experiment import load
+
+    print(table(load(options.configfile), options.tflops, options.tokens))
 
 
 def _synthesise(options: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """Verbs about models: training, translating, exporting."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from metabt.errors import EXIT_INTERRUPTED
@@ -21,7 +22,7 @@ def _add_training(verbs: Verbs) -> None:
         "train the model that a run.json describes",
         "Goes on from the last checkpoint in the output directory, if there is one of the same "
         f"run. SIGTERM and SIGUSR1 save and stop with exit code {EXIT_INTERRUPTED}. "
-        "Under torchrun, several processes train one model.",
+        "Where another process trains in the directory, it waits for it.",
     )
     verb.add_argument("run_file", type=Path, metavar="RUN.json")
     verb.add_argument("--output", type=Path, required=True, metavar="DIR")
@@ -31,6 +32,14 @@ def _add_training(verbs: Verbs) -> None:
         type=count,
         help="tokens of one forward and backward pass; a batch is accumulated from as many as it "
         "takes (default: 4096, on a GPU 16384). Lower it if memory runs out",
+    )
+    verb.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="that train the model together, with a GPU each where there are any; 0: one for each "
+        "GPU that can be seen (default: 1). For several machines, use torchrun",
     )
     verb.add_argument("--compile", action="store_true", help="use torch.compile")
     verb.add_argument(
@@ -70,6 +79,10 @@ def _add_models(verbs: Verbs) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
+    processes = options.processes or _visible_gpus()
+    if processes > 1:
+        _train_together(options, processes)
+        return
     from metabt.training.pretrain import Start, pretrain
 
     start = Start(
@@ -86,6 +99,28 @@ def _train(options: argparse.Namespace) -> None:
         train_forward(options.run_file, options.output, start)
     else:
         pretrain(options.run_file, options.output, start)
+
+
+def _visible_gpus() -> int:
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def _train_together(options: argparse.Namespace, processes: int) -> None:
+    """The same command, several times over. The waiting for another trainer is done before:
+    processes that have found each other do not wait for long."""
+    from metabt.training.presence import locked
+    from metabt.training.processes import run_processes
+
+    with locked(options.output):
+        pass
+    command = [sys.executable, "-m", "metabt", "train", str(options.run_file)]
+    for name in ("output", "threads", "device", "micro_tokens", "checkpoint_minutes"):
+        value = getattr(options, name)
+        if value is not None:
+            command += [f"--{name.replace('_', '-')}", str(value)]
+    run_processes(processes, command + ["--compile"] * options.compile)
 
 
 def _translate(options: argparse.Namespace) -> None:

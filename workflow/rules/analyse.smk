@@ -3,6 +3,12 @@
 
 localrules:
     contents,
+    cost_table,
+    differing_examples,
+    figure_by_step,
+    figure_frequency,
+    figure_lengths,
+    figure_rewards,
     paper_table,
     pseudo_examples,
     results_table,
@@ -20,7 +26,7 @@ rule count_words:
         "results/benchmarks/{pair}/count_words_{counted}.tsv"
     resources:
         mem_mb=lambda w, attempt: 4000 * attempt,
-        runtime="4h",
+        runtime=lambda w, attempt: 240 * attempt,
     shell:
         """
         metabt count-words {input:q} \
@@ -44,9 +50,6 @@ rule figure_by_step:
         "results/figures/{pair}/{figure}.tsv",
     log:
         "results/logs/{pair}/figure_{figure}.log",
-    resources:
-        mem_mb=1000,
-        runtime="10m",
     shell:
         """
         metabt figure {wildcards.figure} {input:q} \
@@ -70,9 +73,6 @@ rule figure_rewards:
         "results/figures/{pair}/rewards-{method}.tsv",
     log:
         "results/logs/{pair}/figure_rewards_{method}.log",
-    resources:
-        mem_mb=1000,
-        runtime="10m",
     shell:
         """
         metabt figure rewards {input:q} \
@@ -98,9 +98,6 @@ rule figure_lengths:
         "results/figures/{pair}/lengths.tsv",
     log:
         "results/logs/{pair}/figure_lengths.log",
-    resources:
-        mem_mb=1000,
-        runtime="10m",
     shell:
         """
         metabt figure lengths {input.translations:q} \
@@ -128,9 +125,6 @@ rule figure_frequency:
         "results/figures/{pair}/frequency.tsv",
     log:
         "results/logs/{pair}/figure_frequency.log",
-    resources:
-        mem_mb=2000,
-        runtime="30m",
     params:
         tested=lambda w: tested_method(w.pair),
     shell:
@@ -166,8 +160,8 @@ rule compare_page:
     benchmark:
         "results/benchmarks/{pair}/compare_{tested}-vs-{other}.tsv"
     resources:
-        mem_mb=2000,
-        runtime="1h",
+        mem_mb=lambda w, attempt: 2000 * attempt,
+        runtime=lambda w, attempt: 60 * attempt,
     shell:
         """
         metabt compare {input.translations:q} \
@@ -201,9 +195,6 @@ rule differing_examples:
         ),
     log:
         "results/logs/{pair}/examples_{tested}-vs-{other}.log",
-    resources:
-        mem_mb=1000,
-        runtime="10m",
     shell:
         """
         metabt table examples {input.translations:q} \

@@ -1,7 +1,9 @@
 """The checked config, and the functions by which rules ask it."""
 
 import json
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -13,7 +15,16 @@ from metabt.data import catalogue
 from metabt.errors import UserError
 
 # Rules call `metabt`: the one that belongs to this Snakemake, whether its environment is active or not.
-shell.prefix(f"set -euo pipefail; export PATH='{Path(sys.executable).parent}':$PATH; ")
+shell.prefix(
+    f"set -euo pipefail; export PATH='{Path(sys.executable).parent}':$PATH; "
+    f". '{workflow.basedir}/workflow/scripts/jobs.sh'; "
+)
+
+# Slurm's warning before a time limit goes to all processes of a job. The trainer saves and leaves;
+# the Snakemake around it must live until then (and is not to pass this on to what it starts, as it
+# would if the signal were ignored).
+if "SLURM_JOB_ID" in os.environ:
+    signal.signal(signal.SIGUSR1, lambda *_: None)
 
 
 def checked(function, *arguments):
@@ -101,6 +112,7 @@ check_directory()
 
 
 onstart:
+    check_cluster()
     Path("results").mkdir(exist_ok=True)
     Path("results/experiment.txt").write_text(f"{EXPERIMENT.name}\n")
 

@@ -3,6 +3,7 @@
 
 localrules:
     synthesise,
+    download,
     verify,
     describe_datasets,
     data_statistics,
@@ -21,9 +22,6 @@ rule synthesise:
         archive="resources/synthetic/talks.tar",
     log:
         "results/logs/synthesise.log",
-    resources:
-        mem_mb=500,
-        runtime="10m",
     shell:
         """
         metabt synthesise \
@@ -33,16 +31,15 @@ rule synthesise:
 
 
 rule download:
-    """Fetch one file: resumed, verified, atomic. A stopped download goes on in its .part file."""
+    """Fetch one file: resumed, verified, atomic. A stopped download goes on in its .part file. It
+    runs where Snakemake does: on many clusters only login nodes have the internet.
+    """
     output:
         "resources/downloads/{download}",
     log:
         "results/logs/download/{download}.log",
     benchmark:
         "results/benchmarks/download/{download}.tsv"
-    resources:
-        mem_mb=500,
-        runtime="6h",
     params:
         url=lambda w: RESOURCES[w.download][0].url,
         checksum=lambda w: RESOURCES[w.download][0].checksum or "",
@@ -106,8 +103,8 @@ rule hold_out:
     benchmark:
         "results/benchmarks/{pair}/hold_out.tsv"
     resources:
-        mem_mb=1000,
-        runtime="30m",
+        mem_mb=lambda w, attempt: 1000 * attempt,
+        runtime=lambda w, attempt: 30 * attempt,
     shell:
         """
         metabt hold-out {input.datasets:q} \
@@ -132,8 +129,8 @@ rule clean_parallel:
         set="parallel|related",
     threads: 2
     resources:
-        mem_mb=2000,
-        runtime="4h",
+        mem_mb=lambda w, attempt: 2000 * attempt,
+        runtime=lambda w, attempt: 240 * attempt,
     shell:
         """
         metabt clean {input.datasets:q} {wildcards.set} \
@@ -158,8 +155,8 @@ rule clean_mono:
         "results/benchmarks/{pair}/clean_mono.tsv"
     threads: 2
     resources:
-        mem_mb=2000,
-        runtime="4h",
+        mem_mb=lambda w, attempt: 2000 * attempt,
+        runtime=lambda w, attempt: 240 * attempt,
     shell:
         """
         metabt clean {input.datasets:q} mono \

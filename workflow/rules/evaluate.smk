@@ -2,6 +2,8 @@
 
 
 localrules:
+    detokenise,
+    score,
     summarise,
 
 
@@ -19,8 +21,8 @@ rule translate:
         "results/benchmarks/{pair}/{model}/translate.tsv"
     threads: 2
     resources:
-        mem_mb=4000,
-        runtime="4h",
+        mem_mb=lambda w, attempt: 4000 * attempt,
+        runtime=lambda w, attempt: 240 * attempt,
         gpu=1,
     params:
         beam=EXPERIMENT.evaluation.beam,
@@ -46,9 +48,6 @@ rule detokenise:
         "results/{pair}/{file}.detokenised",
     log:
         "results/logs/{pair}/{file}.detokenise.log",
-    resources:
-        mem_mb=1000,
-        runtime="10m",
     params:
         language=language_of_text,
     shell:
@@ -69,9 +68,6 @@ rule score:
         "results/{pair}/{model}/scores.json",
     log:
         "results/logs/{pair}/{model}/score.log",
-    resources:
-        mem_mb=1000,
-        runtime="10m",
     shell:
         """
         metabt score {input.hypotheses:q} {input.references:q} \
@@ -134,8 +130,8 @@ rule significance:
     benchmark:
         "results/benchmarks/{pair}/significance.tsv"
     resources:
-        mem_mb=2000,
-        runtime="1h",
+        mem_mb=lambda w, attempt: 2000 * attempt,
+        runtime=lambda w, attempt: 60 * attempt,
     params:
         trials=EXPERIMENT.evaluation.significance_trials,
     shell:

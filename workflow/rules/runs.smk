@@ -243,6 +243,27 @@ def all_runs():
     return [model.removeprefix("results/") for model in models]
 
 
+def scores_so_far():
+    """Those scores of forward models that are there."""
+    wanted = [
+        path
+        for pair in EXPERIMENT.pairs
+        for path in forward_models(
+            [pair], EXPERIMENT.setting(pair).methods, "scores.json"
+        )
+    ]
+    return [path for path in wanted if Path(path).exists()]
+
+
+def finished_pairs():
+    """The contents of those pairs of which all is there."""
+    return [
+        path
+        for path in expand("results/{pair}/contents.txt", pair=EXPERIMENT.pairs)
+        if Path(path).exists()
+    ]
+
+
 def all_scores():
     """The score of every pair and method."""
     return [

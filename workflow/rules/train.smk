@@ -43,12 +43,14 @@ rule train:
     threads: threads_to_train
     resources:
         mem_mb=lambda w, attempt: 8000 * attempt,
-        runtime="2d",
+        runtime="1d",  # does not grow: what is not done by then goes on in the next job
         gpu=1,
     shell:
         """
+        trap : TERM USR1 # the trainer gets them, too, and saves: this shell waits for it
         metabt train {input.run:q} \
             --output results/{wildcards.pair}/{wildcards.model} \
             --threads {threads} \
-            2>&1 | tee {log:q} >&2
+            --processes {resources.gpu} \
+            2>&1 | keep_log {log:q} >&2 || again $? >&2
         """

@@ -22,7 +22,7 @@ rule subwords:
         # Measured: 7 KB a line of the sample.
         mem_mb=lambda w, attempt: attempt
         * (2000 + EXPERIMENT.setting(w.pair).subwords.sample * 8 // 1000),
-        runtime="4h",
+        runtime=lambda w, attempt: 240 * attempt,
     params:
         kind=lambda w: EXPERIMENT.setting(w.pair).subwords.kind,
         size=lambda w: EXPERIMENT.setting(w.pair).subwords.size,
@@ -80,8 +80,8 @@ rule encode:
         "results/benchmarks/{pair}/encode_{set}.tsv"
     threads: lambda w: 1 if w.set in HELD_OUT_SETS else 8
     resources:
-        mem_mb=lambda w, threads: 500 + 250 * threads,
-        runtime="6h",
+        mem_mb=lambda w, threads, attempt: attempt * (500 + 250 * threads),
+        runtime=lambda w, attempt: 360 * attempt,
     params:
         languages=languages_of,
         # Dev and test sets are scored whole, however long their sentences.
