@@ -21,7 +21,7 @@ from metabt.data.grammar import (
     change_sounds,
 )
 
-HARD = Difficulty(words=200, homonyms=0.5, second_clause=0.5)
+HARD = Difficulty(words=200, homonyms=0.5, kept=0.4, false_friends=0.1, second_clause=0.5)
 
 
 class Reader:
@@ -35,7 +35,7 @@ class Reader:
                 self.meanings[stem].append((name, number))
 
     def read(self, text):
-        joint = {T: "and", S: "ve", RELATED: "be"}[self.language]
+        joint = {T: "and", S: "pe", RELATED: "pe"}[self.language]
         parts, part = [], []
         for word in text.split():
             if word == joint:
@@ -100,10 +100,6 @@ class Reader:
 
     # --- S and S' ---------------------------------------------------------------------------------
 
-    def said(self, text):
-        """How the language says something of S's grammar."""
-        return change_sounds(text) if self.language == RELATED else text
-
     def s_clause(self, words):
         phrases, place, words = {}, None, list(words)
         while any(self.article(word) for word in words):
@@ -126,30 +122,30 @@ class Reader:
         return Clause(phrases["subject"], verb, thing, place, adverb, past, negated)
 
     def s_verb(self, word):
-        for past, tense in ((True, "dü"), (False, "ğo")):
-            for gender, agreement in enumerate("rş"):
-                if word.endswith(self.said(tense + agreement)):
-                    stem = word.removesuffix(self.said(tense + agreement))
+        for past, tense in ((True, "du"), (False, "no")):
+            for gender, agreement in enumerate("rs"):
+                if word.endswith(tense + agreement):
+                    stem = word.removesuffix(tense + agreement)
                     return stem.removesuffix("me"), stem.endswith("me"), past, gender
         raise AssertionError(word)
 
     def article(self, word):
         """Definite?, gender and case of an article; None of another word."""
         for definite, first in ((True, "t"), (False, "m")):
-            for gender, vowel in enumerate("aö"):
-                for case, last in (("subject", ""), ("object", "ş"), ("place", "v")):
-                    if word == self.said(first + vowel + last):
+            for gender, vowel in enumerate("ao"):
+                for case, last in (("subject", ""), ("object", "s"), ("place", "f")):
+                    if word == first + vowel + last:
                         return definite, gender, case
         return None
 
     def s_phrase(self, words):
         end = next(i for i, word in enumerate(words) if self.article(word))
         definite, gender, case = self.article(words[end])
-        plural = words[0].endswith(self.said("lö"))
-        nouns = self.numbers(words[0].removesuffix(self.said("lö")), "noun")
+        plural = words[0].endswith("lo")
+        nouns = self.numbers(words[0].removesuffix("lo"), "noun")
         # A noun that looks like another is known by the gender of its article.
         (noun,) = [n for n in nouns if self.lexicon.gender[n] == gender]
-        vowel = self.said("aö"[gender])
+        vowel = "ao"[gender]
         assert all(word.endswith(vowel) for word in words[1:end])  # agreement
         adjectives = [self.one(word.removesuffix(vowel), "adjective") for word in words[1:end]]
         return Phrase(noun, tuple(adjectives), plural, definite), case, words[end + 1 :]

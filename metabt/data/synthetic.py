@@ -19,11 +19,11 @@ ROWS_PER_TALK = 100
 class Sizes:
     """Sentences of each corpus."""
 
-    pairs: int = 2000  # T-S, plain text
-    mono: int = 6000  # S, plain text
-    low_resource: int = 1000  # rows of the archive's training part that have S
-    related: int = 6000  # rows of the archive's training part: T-S'
-    held_out: int = 500  # each of MetaDev, dev and test
+    pairs: int = 700  # T-S, plain text
+    mono: int = 5000  # S, plain text
+    low_resource: int = 900  # rows of the archive's training part that have S
+    related: int = 5000  # rows of the archive's training part: T-S'
+    held_out: int = 300  # each of MetaDev, dev and test
 
 
 def synthesise(output: Path, sizes: Sizes, difficulty: Difficulty, seed: int) -> None:

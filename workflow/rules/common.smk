@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from metabt.errors import UserError
 
 # Rules call `metabt`: the one that belongs to this Snakemake, whether its environment is active or not.
 shell.prefix(f"set -euo pipefail; export PATH='{Path(sys.executable).parent}':$PATH; ")
+if not (Path(sys.executable).parent / "metabt").exists() and not shutil.which("metabt"):
+    raise WorkflowError(
+        f"There is no `metabt` beside {sys.executable}: this Snakemake is not the project's. "
+        "`make install` makes one; call it as .venv/bin/snakemake."
+    )
 
 
 def checked(function, *arguments):
