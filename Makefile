@@ -13,6 +13,7 @@ help:
 	@echo "make test      the tests;  make test-all  also the slow ones"
 	@echo "make check     formatting, lint, types, workflow"
 	@echo "make bench     speed against peers (benchmarks/)"
+	@echo "make pictures  those of the README, anew"
 
 install: $(INSTALLED)
 
@@ -66,6 +67,7 @@ bench: install
 clean:
 	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache *.egg-info
 
-# Needs graphviz.
-pictures: install
+# The README's: of the rules (needs graphviz), and of the demo's report (needs chromium-driver).
+pictures: demo
 	$(BIN)/snakemake --rulegraph -n all 2>/dev/null | sed /^Building/d | dot -Grankdir=LR -Tsvg > docs/rules.svg
+	$(BIN)/python tests/report.py runs/demo/report.html docs/report.png

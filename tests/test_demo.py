@@ -58,7 +58,8 @@ def test_the_line_says_what_is_done_and_what_is_left(monkeypatch, capsys):
     # A training is twenty jobs; two of them and three others are left of 63.
     assert handler.line() == "[1:40] 1 of 6 jobs done, 4 min left"
     handler.emit(event("job_info", jobid=2, rule_name="figure_lengths", wildcards={"pair": "x"}))
-    assert handler.line().endswith("; drawing figures and tables")
+    handler.emit(event("job_info", jobid=3, rule_name="summarise", wildcards={"pair": "x"}))
+    assert handler.line().endswith("; drawing figures")
     handler.emit(event(None, message="Nothing to be done (all requested files are present)."))
     handler.emit(event("error", logging.ERROR, "the disk is full"))
     handler.emit(event(None, message="Building DAG of jobs..."))
@@ -67,7 +68,7 @@ def test_the_line_says_what_is_done_and_what_is_left(monkeypatch, capsys):
     assert "\r" not in shown  # this is no terminal
     assert shown.split("\n") == [
         "[0:00] 0 of 6 jobs done; training metabt/seed1 (gl-en)",
-        "[1:40] 1 of 6 jobs done, 4 min left; drawing figures and tables",
+        "[1:40] 1 of 6 jobs done, 4 min left; drawing figures",
         "Nothing to be done: everything is there.",
         "the disk is full",
         "",

@@ -20,7 +20,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 SECONDS_BETWEEN_LINES = 20.0
 
-# What a rule does, in words; rules that take no time have none.
+# What a rule does, in words; those that take a moment have none.
 WORDS = {
     "synthesise": "inventing languages",
     "download": "downloading",
@@ -31,10 +31,15 @@ WORDS = {
     "encode": "encoding text",
     "train": "training",
     "translate": "translating",
+    "score": "scoring",
     "significance": "testing significance",
     "compare_page": "comparing translations",
+    "figure_by_step": "drawing figures",
+    "figure_rewards": "drawing figures",
+    "figure_lengths": "drawing figures",
+    "figure_frequency": "drawing figures",
+    "differing_examples": "collecting examples",
 }
-FIGURES = "drawing figures and tables"
 
 # How much longer than others a rule takes, roughly: counting jobs would promise too much.
 WEIGHTS = {"train": 20.0, "translate": 2.0, "compare_page": 2.0}
@@ -95,7 +100,7 @@ class LogHandler(LogHandlerBase):
         if self.work > 0.1 * (self.work + left) and left > 0:
             minutes = left * passed / self.work / 60
             text += f", {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
-        now = dict.fromkeys(what for _, what in self.running.values())
+        now = dict.fromkeys(what for _, what in self.running.values() if what)
         return f"{text}; {', '.join(now)}" if now else text
 
     def _show(self) -> None:
@@ -138,7 +143,9 @@ class LogHandler(LogHandlerBase):
 
 def in_words(rule: str, wildcards: dict[str, str]) -> str:
     """What a job does: 'training metabt/seed1 (qas-qat)'."""
-    words = [WORDS.get(rule, FIGURES), wildcards.get("model", "")]
+    if rule not in WORDS:
+        return ""
+    words = [WORDS[rule], wildcards.get("model", "")]
     if "model" in wildcards and "pair" in wildcards:
         words.append(f"({wildcards['pair']})")
     return " ".join(word for word in words if word)
