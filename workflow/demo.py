@@ -65,10 +65,12 @@ def run(config: Path, directory: Path) -> int:
 def call(command: list[str], output: Path) -> int:
     """Run Snakemake; what its jobs print goes to a file, its progress line to the terminal."""
     plugins = str(ROOT / "workflow" / "plugins")
-    environment = {**os.environ, "PYTHONPATH": plugins, "PYTHONUNBUFFERED": "1"}
-    interrupted = []
-    # Ctrl-C reaches Snakemake, too; it lets trainings save themselves, and is waited for.
-    before = signal.signal(signal.SIGINT, lambda *_: interrupted.append(True))
+    stopping = output.with_name(".stopping")
+    stopping.unlink(missing_ok=True)
+    environment = {**os.environ, "PYTHONPATH": plugins, "METABT_STOPPING": str(stopping)}
+    # Ctrl-C reaches Snakemake, too; it lets trainings save themselves, and is waited for. That its
+    # jobs have failed then is no news: the note tells the progress line not to say so.
+    before = signal.signal(signal.SIGINT, lambda *_: stopping.touch())
     try:
         with output.open("ab") as log:
             begin = log.tell()
@@ -77,7 +79,8 @@ def call(command: list[str], output: Path) -> int:
             ).returncode
     finally:
         signal.signal(signal.SIGINT, before)
-    if interrupted:
+    if stopping.exists():
+        stopping.unlink()
         print("\nStopped. What was done is kept; the same command goes on.")
         return 130
     if code != 0:

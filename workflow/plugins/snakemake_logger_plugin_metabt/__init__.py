@@ -87,7 +87,7 @@ class LogHandler(LogHandlerBase):
             self._show()
         elif "Nothing to be done" in record.getMessage():
             self._print("Nothing to be done: everything is there.")
-        elif event in FAULTS or record.levelno >= logging.WARNING:
+        elif (event in FAULTS or record.levelno >= logging.WARNING) and not stopping():
             self._print(self.format(record))
 
     # --- the line ---------------------------------------------------------------------------------
@@ -139,6 +139,11 @@ class LogHandler(LogHandlerBase):
                 self._write("\n")
             self.shown, self.total = "", 0
         super().close()
+
+
+def stopping() -> bool:
+    """Has a person asked to stop? Then what jobs complain of is their own doing."""
+    return os.path.exists(os.environ.get("METABT_STOPPING", ""))  # noqa: PTH110
 
 
 def in_words(rule: str, wildcards: dict[str, str]) -> str:
