@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from test_workflow import shortened
 
 from metabt.errors import UserError
 
@@ -164,3 +166,51 @@ def test_what_keeps_from_installing_is_said_before(pretence, answer):
     assert done.returncode == 1
     assert answer in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_stopped_at_five_moments_the_numbers_are_the_same(tmp_path):
+    """Ctrl-C reaches all processes of a terminal's foreground group: so here."""
+    config = shortened(tmp_path / "short.yaml")
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    code, output = run_demo(CONFIG=config, DIRECTORY=whole)
+    assert code == 0, output
+    for moment in (
+        "resources/synthetic/dev.qas",
+        "results/qas-qat/corpus/mono.target",
+        "results/qas-qat/backward/checkpoint",
+        "results/qas-qat/metabt/seed1/checkpoint",
+        "results/figures/qas-qat/learning.svg",
+    ):
+        output = stop_demo(stopped / moment, CONFIG=config, DIRECTORY=stopped)
+        assert "\nStopped" in output
+        assert "rror" not in output
+    code, output = run_demo(CONFIG=config, DIRECTORY=stopped)
+    assert code == 0, output
+    results = sorted(path.relative_to(whole) for path in whole.glob("results/*/*.bleu"))
+    results += sorted(path.relative_to(whole) for path in whole.rglob("model.safetensors"))
+    assert len(results) == 2 * 4 + 2 * (2 + 4)
+    for path in results:
+        assert (whole / path).read_bytes() == (stopped / path).read_bytes(), path
+    code, output = run_demo(CONFIG=config, DIRECTORY=stopped)
+    assert code == 0
+    assert "Nothing to be done" in output
+
+
+def stop_demo(moment, **variables):
+    """Start the demo, and stop it when a file is there."""
+    with subprocess.Popen(
+        [sys.executable, ROOT / "workflow" / "demo.py"],
+        env={**os.environ, **{name: str(value) for name, value in variables.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        while not moment.exists():
+            assert process.poll() is None, process.stdout.read()
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate()
+    assert process.returncode == 130, output
+    return output

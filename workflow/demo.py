@@ -18,9 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from metabt.data import catalogue
 from metabt.errors import UserError
-from metabt.experiment import load
 
 ROOT = Path(__file__).parents[1]
 FREE_MB = 300  # what the demo writes, twice
@@ -38,6 +36,9 @@ def main() -> int:
     except UserError as error:
         print(f"make demo: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\nStopped before anything began.")
+        return 130
 
 
 def run(config: Path, directory: Path) -> int:
@@ -92,6 +93,9 @@ def call(command: list[str], output: Path) -> int:
 
 def check_config(config: Path) -> None:
     """Every fault at once, before anything is made."""
+    from metabt.data import catalogue
+    from metabt.experiment import load
+
     if faults := catalogue.faults(load(config)):
         raise UserError("\n  ".join([f"{config}:", *faults]))
 
