@@ -13,22 +13,32 @@ help:
 	@echo "make test      the tests;  make test-all  also the slow ones"
 	@echo "make check     formatting, lint, types, workflow"
 	@echo "make bench     speed against peers (benchmarks/)"
+	@echo "make pictures  those of the README, anew"
 
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try: make PYTHON=python3.11")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(PYTHON) -c "$$CAN_INSTALL"
+	@echo "Installing into .venv: two minutes, more where the network is slow."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' || \
+		{ echo "The installation did not end well. Once that is mended, the same command goes on."; exit 1; }
 	@touch $@
 
-DEMO := $(BIN)/snakemake --directory runs/demo --configfile config/demo.yaml --quiet rules
+# Runs on any Python: an old one must understand it.
+define CAN_INSTALL
+import os, shutil, sys
+if sys.version_info < (3, 11):
+    sys.exit("Python 3.11 or newer is needed, this is %d.%d. Try: make PYTHON=python3.11 ..." % sys.version_info[:2])
+if not os.access(".", os.W_OK):
+    sys.exit("%s: cannot write here. Copy or clone the repository to a folder of your own." % os.getcwd())
+if shutil.disk_usage(".").free < 3e9:
+    sys.exit("%s: 3 GB of disk are needed." % os.getcwd())
+endef
+export CAN_INSTALL
 
 demo: install
-	$(DEMO) --cores 2 -- all
-	@test runs/demo/report.html -nt runs/demo/results/tables/cost.html || $(DEMO) --report report.html -- all >/dev/null
-	@cat runs/demo/results/tables/results.md
-	@echo "The report: $(CURDIR)/runs/demo/report.html"
+	@$(BIN)/python workflow/demo.py
 
 test: install
 	$(BIN)/pytest -n 2 --dist loadgroup -rs -m 'not slow'
@@ -57,6 +67,7 @@ bench: install
 clean:
 	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache *.egg-info
 
-# Needs graphviz.
-pictures: install
+# The README's: of the rules (needs graphviz), and of the demo's report (needs chromium-driver).
+pictures: demo
 	$(BIN)/snakemake --rulegraph -n all 2>/dev/null | sed /^Building/d | dot -Grankdir=LR -Tsvg > docs/rules.svg
+	$(BIN)/python tests/report.py runs/demo/report.html docs/report.png

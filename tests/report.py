@@ -1,6 +1,10 @@
-"""A report in a real browser, headless. Needs Chromium and its driver (Debian: chromium-driver)."""
+"""A report in a real browser, headless. Needs Chromium and its driver (Debian: chromium-driver).
+
+As a program it takes the README's picture: python tests/report.py REPORT PICTURE
+"""
 
 import shutil
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -75,3 +79,16 @@ class Report:
 
     def complaints(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser")]
+
+
+def take_picture(path: Path, picture: Path) -> None:
+    """The figure about words of S, as a person finds it."""
+    with browser() as driver:
+        report = Report(driver, path)
+        report.open("2. Analyses", "qas-qat")
+        report.view("Figure 4")
+        driver.save_screenshot(str(picture))
+
+
+if __name__ == "__main__":
+    take_picture(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -28,6 +28,13 @@ def count(text: str) -> int:
     return value
 
 
+def share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError("must be between 0 and 1")
+    return value
+
+
 def add_machine(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--threads", type=count, help="on a CPU (default: all that there are)")
     verb.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from metabt.errors import UserError
-from metabt.verbs.arguments import Verbs, add_verb, positive
+from metabt.verbs.arguments import Verbs, add_verb, count, positive, share
 
 
 def add(verbs: Verbs) -> None:
@@ -80,12 +80,51 @@ def _add_download(verbs: Verbs) -> None:
     )
 
 
+# Each option of `synthesise` is a field of Sizes or Difficulty.
+SIZES = {
+    "pairs": "T-S sentence pairs (train.*), for the standard setting",
+    "mono": "sentences of S (mono.qas)",
+    "related": "training rows of talks.tar: all have T and S'",
+    "low_resource": "of them, the first so many have S, too",
+    "held_out": "sentences of each of MetaDev, dev and test",
+}
+DIFFICULTY = {
+    "words": "meanings, each with a word in every language",
+    "homonyms": "share of nouns, and of verbs without object, that look like another in S",
+    "kept": "share of words that S' has as S has them",
+    "different": "share of words that are S' own",
+    "borrowed": "share of words that S' has from T",
+    "false_friends": "share of words that S' has from another meaning of S",
+    "second_clause": "share of sentences with two clauses",
+}
+
+
 def _add_synthesise(verbs: Verbs) -> None:
-    verb = add_verb(verbs, "synthesise", _synthesise, "write text in three invented languages")
+    from metabt.data.grammar import Difficulty
+    from metabt.data.synthetic import Sizes
+
+    verb = add_verb(
+        verbs,
+        "synthesise",
+        _synthesise,
+        "write text in three invented languages: T, S, and S's relative S'",
+        "Files: {train,metadev,dev,test}.{qat,qas} and mono.qas as plain text, and talks.tar in "
+        "the layout of TED. The same options give the same bytes. docs/demo.md describes the "
+        "languages.",
+    )
     verb.add_argument("--output", type=Path, required=True, metavar="DIR")
-    verb.add_argument("--pairs", type=int, default=4000)
-    verb.add_argument("--low-resource", type=int, default=1000, help="rows that have S at all")
-    verb.add_argument("--seed", type=int, default=1)
+    verb.add_argument("--seed", type=int, default=1, help="default: 1")
+    for options, defaults in ((SIZES, Sizes()), (DIFFICULTY, Difficulty())):
+        for name, help in options.items():
+            default = getattr(defaults, name)
+            kind = count if isinstance(default, int) else share
+            verb.add_argument(
+                f"--{name.replace('_', '-')}",
+                type=kind,
+                default=default,
+                metavar="N" if kind is count else "SHARE",
+                help=f"{help} (default: {default})",
+            )
 
 
 def _config_check(options: argparse.Namespace) -> None:
@@ -131,9 +170,12 @@ def _estimate(options: argparse.Namespace) -> None:
 
 
 def _synthesise(options: argparse.Namespace) -> None:
-    from metabt.data.synthetic import synthesise
+    from metabt.data.grammar import Difficulty
+    from metabt.data.synthetic import Sizes, synthesise
 
-    synthesise(options.output, options.pairs, options.low_resource, options.seed)
+    sizes = Sizes(**{name: getattr(options, name) for name in SIZES})
+    difficulty = Difficulty(**{name: getattr(options, name) for name in DIFFICULTY})
+    synthesise(options.output, sizes, difficulty, options.seed)
 
 
 def _download(options: argparse.Namespace) -> None:

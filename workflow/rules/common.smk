@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -19,6 +20,11 @@ shell.prefix(
     f"set -euo pipefail; export PATH='{Path(sys.executable).parent}':$PATH; "
     f". '{workflow.basedir}/workflow/scripts/jobs.sh'; "
 )
+if not (Path(sys.executable).parent / "metabt").exists() and not shutil.which("metabt"):
+    raise WorkflowError(
+        f"There is no `metabt` beside {sys.executable}: this Snakemake is not the project's. "
+        "`make install` makes one; call it as .venv/bin/snakemake."
+    )
 
 # Slurm's warning before a time limit goes to all processes of a job. The trainer saves and leaves;
 # the Snakemake around it must live until then (and is not to pass this on to what it starts, as it
