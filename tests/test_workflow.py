@@ -227,7 +227,8 @@ def check_report(directory, config):
         assert len(seen) == 18
         assert sum(text == "image" for text in seen.values()) == 9
         assert "Examples for Bucket" in seen["compare-mt: MetaBT and MLE"]
-        assert "reference" in seen["Table 2: MetaBT and MLE"]
+        # After so few steps MetaBT and MLE may say the same.
+        assert "reference" in seen["Table 2: MetaBT and No BT"]
         partial = report.Report(driver, directory / "one-pair.html")
         partial.open("2. Analyses")
         assert "qat-qas" not in partial.text().split("Demo on invented")[0]
