@@ -6,6 +6,7 @@ killed.
     python tests/slurm_cluster.py start | stop        by hand, for trying things out
 """
 
+import ctypes
 import fcntl
 import os
 import shutil
@@ -116,6 +117,11 @@ def environment():
     return {**kept, "PATH": path}
 
 
+def end_with_parent():
+    """So that no daemon outlives tests that are killed: prctl's PR_SET_PDEATHSIG."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
 class Cluster:
     """Starts in a second or two; `stop` ends exactly the processes that it started."""
 
@@ -152,6 +158,7 @@ class Cluster:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
+                preexec_fn=end_with_parent,
                 env=environment(),
             )
 
