@@ -106,9 +106,9 @@ def write_results(
         for method in methods
     ]
     below = [
-        f"BLEU of the test sets, mean {seeds} and their standard deviation. * better than the best "
-        f"other method with p < {STAR} (stratified approximate randomisation over sentences and "
-        "seeds, Clark et al. 2011; not corrected for the number of comparisons, as in the paper).",
+        f"BLEU of the test sets, {seeds}. * better than the best other method with p < {STAR} "
+        "(stratified approximate randomisation over sentences and seeds, Clark et al. 2011; not "
+        "corrected for the number of comparisons, as in the paper).",
         *_outcomes(rows),
         *notes,
         "Every figure is in results/PAIR/METHOD.bleu, every test in results/PAIR/significance.tsv.",

@@ -62,7 +62,7 @@ def _add_tables(verbs: Verbs) -> None:
     results.add_argument(
         "--significance", type=Path, nargs="+", default=[], metavar="PAIR/significance.tsv"
     )
-    results.add_argument("--seeds", default="over seeds", help="how many there are, in words")
+    results.add_argument("--seeds", default="mean over seeds", help="how many there are, in words")
     beside = add_verb(tables, "paper", _paper, "BLEU beside the paper's figures")
     beside.add_argument("scores", type=Path, nargs="+", metavar="PAIR/METHOD.bleu")
     beside.add_argument("--same-data", action="store_true", help="the data are the paper's, too")

@@ -287,8 +287,10 @@ def seeds_in_words():
     counts = {name: len(EXPERIMENT.settings[name].seeds) for name in sorted(settings)}
     if len(set(counts.values())) == 1:
         count = next(iter(counts.values()))
-        return "of one seed" if count == 1 else f"over {count} seeds"
-    return "over seeds (" + ", ".join(f"{n}: {c}" for n, c in counts.items()) + ")"
+        mean = f"mean over {count} seeds and their standard deviation"
+        return "one seed" if count == 1 else mean
+    many = ", ".join(f"{name}: {count}" for name, count in counts.items())
+    return f"mean over seeds ({many}) and their standard deviation"
 
 
 def two_methods(wildcards):
