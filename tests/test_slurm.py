@@ -283,12 +283,14 @@ def check_jobs(found, text):
 
 def test_a_killed_driver_leaves_a_job_that_the_next_one_goes_on_from(place, tmp_path):
     """With two GPUs for a training job, by the one line of the profile."""
-    config = small_config(place / "small.yaml", {"steps": 60, "validate_every": 20})
+    config = small_config(place / "small.yaml", {"steps": 1500, "validate_every": 300})
     two = profile(tmp_path / "two", {"gpu": 2})
     target = f"{RUNS}/backward/model.safetensors"
     driver = Driver(place, config, target, profile=two)
     try:
         wait_for_training(place, "backward")
+        saved = place / RUNS / "backward" / "checkpoint" / "last.safetensors"
+        wait_until("a checkpoint", saved.exists, 120)  # what is killed before it leaves no trace
         left = job_of(place, "backward")
         driver.process.kill()
         driver.process.wait()
