@@ -345,7 +345,7 @@ def test_a_mistyped_partition_or_account_is_told_before_anything_is_sent(place, 
 @pytest.mark.slow
 def test_true_time_limits(place, tmp_path):
     """A limit of one minute, hit as often as it takes, is never a failure and changes no bit."""
-    config = small_config(place / "small.yaml", {"steps": 2000, "validate_every": 100})
+    config = small_config(place / "small.yaml", {"steps": 12000, "validate_every": 400})
     short = {"runtime": 1, "slurm_extra": "'--signal=USR1@10'"}
     target = f"{RUNS}/backward/model.safetensors"
     driver = Driver(place, config, target, profile=profile(tmp_path / "short", short))
