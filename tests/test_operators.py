@@ -1,6 +1,9 @@
 """Each operator against plain torch in float64, one sentence and one head at a time."""
 
 import math
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -536,3 +539,33 @@ def test_forward_mode_ends_with_its_block():
     torch.manual_seed(4)
     assert torch.equal(inside, functional.dropout(ones, 0.5))
     assert not torch.equal(inside, drop(ones * 1, restarted(0.5, 1), True))
+
+
+# --- numba's cache --------------------------------------------------------------------------------
+
+ATTEND = """
+import hashlib
+import numpy as np
+from metabt.nmt import kernels
+
+random, ends = np.random.default_rng(1), np.array([50, 120])
+x, d_x = random.standard_normal((2, 120, 288), np.float32)
+out, d_out = np.zeros((2, 120, 96), np.float32)
+weights, grads = np.zeros(40000, np.float32), np.zeros((120, 288), np.float32)
+shape = (96, 192, ends, ends, 4, 96, True)
+kernels.attention_tangent(x, x, d_x, d_x, *shape, out, d_out)
+kernels.attention_forward(x, x, *shape, out, weights)
+kernels.attention_backward(out, x, x, *shape, weights, grads, grads)
+print(*(hashlib.sha256(a.tobytes()).hexdigest() for a in (d_out, out, weights, grads)))
+"""
+
+
+def test_kernels_from_the_cache_give_the_same_bits_as_when_they_were_compiled(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", ATTEND]
+    compiled, cached = (
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert list(tmp_path.rglob("*.nbc")), "nothing was cached"
+    assert compiled == cached

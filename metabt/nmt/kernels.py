@@ -13,12 +13,16 @@ _MIX2 = np.uint32(0x846CA68B)
 BLOCK = 128  # numbers of a row that are looked at together
 
 # Sums in any order, but a value that is not finite stays so: the trainer looks for it.
-_compiled = njit(
-    nogil=True,
-    cache=True,
-    fastmath={"reassoc", "contract", "arcp", "nsz", "afn"},
-    error_model="numpy",
-)
+_OPTIONS = {
+    "nogil": True,
+    "cache": True,
+    "fastmath": {"reassoc", "contract", "arcp", "nsz", "afn"},
+    "error_model": "numpy",
+}
+_compiled = njit(**_OPTIONS)
+# What the loops share becomes a part of each. If it were called, a loop that was just compiled and
+# the same loop read from numba's cache would be linked to copies that add up in different orders.
+_part = njit(inline="always", **_OPTIONS)
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -128,7 +132,7 @@ def relu_backward(grad, out, grad_bias):
 # same, beginning at k0 and v0. Sentence b has the rows from ends[b - 1] to ends[b].
 
 
-@_compiled
+@_part
 def _dot(a, b):
     total = float32(0)
     for d in range(len(a)):
@@ -136,7 +140,7 @@ def _dot(a, b):
     return total
 
 
-@_compiled
+@_part
 def _add(a, factor, b):
     for d in range(len(a)):
         a[d] += factor * b[d]
@@ -173,7 +177,7 @@ def _maximum(values):
     return np.int32(_ordered(highest)).view(np.float32)
 
 
-@_compiled
+@_part
 def _exponentiate(scores):
     """exp(scores - max) in place; what they must be multiplied by to sum to 1."""
     highest = float32(-np.inf)
