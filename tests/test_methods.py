@@ -390,6 +390,24 @@ def test_reinforce_follows_the_distribution_that_was_sampled_from(toy):
     torch.testing.assert_close(found, true, rtol=1e-6, atol=1e-10)
 
 
+def test_before_its_start_metabt_is_mle(toy):
+    options = {"start": 4, "backward_optimiser": {**SGD, "rate": 0.1}}
+    metabt = task(toy_forward(toy, "metabt", options=options, training=BASE))
+    mle = task(toy_forward(toy, "mle", options={"generation": "sampling"}, training=BASE))
+    pretrained = metabt.method.psi.values()
+    for number in range(1, 4):
+        metabt_sums, mle_sums = metabt.step(number), mle.step(number)
+        assert metabt_sums == mle_sums
+    assert torch.equal(metabt.method.theta.values(), mle.method.theta.values())
+    assert torch.equal(metabt.method.psi.values(), pretrained)
+    assert "reward_mean" not in metabt.row(metabt_sums)
+
+    last = metabt.step(4)
+    assert not torch.equal(metabt.method.psi.values(), pretrained)
+    both = {name: metabt_sums.get(name, 0.0) + value for name, value in last.items()}
+    assert metabt.row(both)["reward_mean"] == last["reward_mean"]  # of the one step that has it
+
+
 # --- MLE ------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from metabt.config import Model, Optimiser, Share
+from metabt.config import Count, Model, Optimiser, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +28,9 @@ class MetaBT:
         precondition: bool = Field(description="by the forward optimiser's diagonal (appendix A.1)")
         baseline: Share | None = Field(
             description="rate of the reward's moving average; none = off"
+        )
+        start: Count = Field(
+            1, description="the step from which on the backward model moves; MLE until then"
         )
         backward_optimiser: Optimiser
 
@@ -55,8 +58,8 @@ class MetaBT:
         drawn = psi.translate(self.mono.next(), number)
         theta_before = theta.values()
         descent = theta.descend(number, self.parallel.next(), drawn.reversed)
-        if descent is None:
-            return None
+        if descent is None or number < self.options.start:
+            return self.parts.report(number, descent, drawn)
 
         # Phase 2: the gradient of J(theta_t) on MetaDev, and each pseudo pair's reward: the product
         # of this gradient with the pair's own at theta_(t-1).

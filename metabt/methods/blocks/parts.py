@@ -152,7 +152,7 @@ class Parts:
         """
         if descent is None or not np.isfinite(list((columns or {}).values())).all():
             return None
-        sums = {**descent.sums, **(columns or {})}
+        sums = {**descent.sums, **(columns or {}), "with_columns": float(bool(columns))}
         if drawn is not None:
             nll = descent.nll[1]
             sums |= self.machine.group.sums(self._pseudo(drawn, nll))

@@ -79,7 +79,9 @@ class ForwardTask:
                     "pseudo_known_words": known,
                     "pseudo_known_share": known / words,
                 }
-        return row | {name: sums[name] / steps for name in self.method.columns}
+        if count := sums["with_columns"]:  # of these steps, those in which the method had its own
+            row |= {name: sums[name] / count for name in self.method.columns}
+        return row
 
     def measure(self, signals: Signals) -> dict[str, float]:
         return self.dev.measure(self.method.theta.saved.model, signals)
