@@ -39,7 +39,6 @@ PEERS = {
             "pyyaml",
             "rapidfuzz",
             "sacrebleu==2.5.1",
-            "safetensors",
             "sentencepiece==0.2.2",
             "setuptools<81",
             "six",
@@ -50,7 +49,7 @@ PEERS = {
         imports=("onmt", "onmt.trainer", "onmt.train_single"),
     ),
     "sockeye": Peer(
-        packages=("numpy==1.26.4", "portalocker", "pyyaml", "sacrebleu==2.5.1", "safetensors"),
+        packages=("numpy==1.26.4", "portalocker", "pyyaml", "sacrebleu==2.5.1"),
         bare=("sockeye==3.1.34",),
         imports=("sockeye.train", "sockeye.translate"),
     ),
