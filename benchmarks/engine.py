@@ -28,7 +28,7 @@ SHAPE = {"layers": 3, "width": 256, "feed_forward": 1024, "heads": 4, "dropout":
 RATE = {"name": "adam", "schedule": "inverse_sqrt", "betas": [0.9, 0.98], "clip": 0}
 THREADS = 2
 TRAINERS = ["ours", "fairseq", "opennmt", "sockeye", "huggingface", "joeynmt"]
-DECODERS = ["ours", "ctranslate2", "huggingface"]
+DECODERS = ["ours", "ctranslate2", "huggingface", "fairseq"]
 MODES = ["greedy", "beam5", "sampling"]
 # Settings worth trying; the best median counts, for every side.
 BATCHES = {
@@ -38,6 +38,7 @@ BATCHES = {
         ["--batch", "128", "--inter-threads", "2"],
     ],
     "huggingface": [["--batch", "64"]],
+    "fairseq": [["--batch", "64"], ["--batch", "128"]],
 }
 
 

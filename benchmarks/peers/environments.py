@@ -85,6 +85,7 @@ PEERS = {
             "omegaconf==2.0.6",
             "regex",
             "sacrebleu==2.5.1",
+            "safetensors",
             "tqdm",
         ),
         built=("fairseq==0.12.2",),

@@ -5,8 +5,6 @@ target tokens on average, grouped by length. For decoding, our weights are put i
 """
 
 import argparse
-import json
-import math
 import tempfile
 import time
 from collections.abc import Iterable
@@ -33,10 +31,10 @@ from measure import (
 )
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from weights import POSITIONS, no_outputs, positions, read, renamed
 
 PAD, BEGIN, END, UNKNOWN = range(4)  # as numbers, in vocab.txt
 IGNORED = -100  # the label that the trainer's loss leaves out
-POSITIONS = 1024
 SEARCH: dict[str, dict[str, Any]] = {
     "greedy": {"num_beams": 1, "do_sample": False},
     "beam5": {"num_beams": 5, "do_sample": False, "length_penalty": 1.0},
@@ -146,60 +144,20 @@ def train(arguments: argparse.Namespace, meter: Meter) -> None:
         trainer.train()
 
 
-def positions(count: int, width: int) -> Tensor:
-    """Our table: sines in the first half, cosines in the second, from position 0."""
-    half = width // 2
-    step = math.log(10000) / (half - 1)
-    frequencies = torch.exp(-step * torch.arange(half, dtype=torch.float64))
-    angles = torch.arange(count, dtype=torch.float64)[:, None] * frequencies
-    return torch.cat([angles.sin(), angles.cos()], dim=1).float()
-
-
 def convert(ours: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Our weights under MarianMT's names: the stacked projections come apart."""
-    theirs: dict[str, Tensor] = {}
-
-    def put(name: str, *, to: str, part: slice = slice(None)) -> None:
-        for kind in ("weight", "bias"):
-            theirs[f"{to}.{kind}"] = ours[f"{name}.{kind}"][part]
-
-    width = ours["embedding.weight"].shape[1]
-    parts = [slice(i * width, (i + 1) * width) for i in range(3)]
-    for side, attention in (("encoder", "attention"), ("decoder", "self_attention")):
-        for i in range(layers):
-            here, there = f"{side}.{i}", f"{side}.layers.{i}"
-            for part, letter in zip(parts, "qkv", strict=True):
-                name = f"{here}.{attention}.function.qkv"
-                put(name, to=f"{there}.self_attn.{letter}_proj", part=part)
-            put(f"{here}.{attention}.function.out", to=f"{there}.self_attn.out_proj")
-            put(f"{here}.{attention}.norm", to=f"{there}.self_attn_layer_norm")
-            put(f"{here}.feed_forward.function.inner", to=f"{there}.fc1")
-            put(f"{here}.feed_forward.function.out", to=f"{there}.fc2")
-            put(f"{here}.feed_forward.norm", to=f"{there}.final_layer_norm")
-    for i in range(layers):
-        here, there = f"decoder.{i}.cross_attention", f"decoder.layers.{i}.encoder_attn"
-        put(f"{here}.function.query", to=f"{there}.q_proj")
-        for part, letter in zip(parts[:2], "kv", strict=True):
-            put(f"{here}.function.key_value", to=f"{there}.{letter}_proj", part=part)
-        put(f"{here}.function.out", to=f"{there}.out_proj")
-        put(f"{here}.norm", to=f"{there}_layer_norm")
-    embedding, table = ours["embedding.weight"], positions(POSITIONS, width)
+    theirs, embedding = renamed(ours, layers), ours["embedding.weight"]
     theirs["shared.weight"] = embedding
     for side in ("encoder", "decoder"):
         theirs[f"{side}.embed_tokens.weight"] = embedding
-        theirs[f"{side}.embed_positions.weight"] = table
+        theirs[f"{side}.embed_positions.weight"] = positions(embedding.shape[1])
     named = {f"model.{name}": value for name, value in theirs.items()}
-    bias = torch.zeros(1, len(embedding))
-    bias[0, :END] = -1e9  # padding and begin mark are no outputs
+    bias = no_outputs(len(embedding), END)[None]
     return named | {"lm_head.weight": embedding, "final_logits_bias": bias}
 
 
 def load(directory: Path, attention: str) -> Any:
-    shape = json.loads((directory / "model.json").read_text())["transformer"]
-    if shape["norm"] != "post":
-        raise SystemExit("MarianMT normalises after each sublayer only")
-    ours = toolkit("safetensors.torch").load_file(directory / "model.safetensors")
-    model = build(shape | {"vocabulary": len(ours["embedding.weight"])}, attention)
+    shape, ours = read(directory, norm="post")
+    model = build(shape, attention)
     model.load_state_dict(convert(ours, shape["layers"]))
     return model.eval()
 

@@ -1,6 +1,7 @@
 """OpenNMT-py as a peer: its `onmt_train` command, in this process.
 
 It has pre-norm layers only, and one dropout for the residuals and the inner feed-forward layer.
+So our weights do not fit into it, and it does not decode here.
 """
 
 import argparse

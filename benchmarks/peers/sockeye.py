@@ -1,4 +1,7 @@
-"""Sockeye as a peer: its `sockeye-train` command, in this process."""
+"""Sockeye as a peer: its `sockeye-train` command, in this process.
+
+Its attention has no biases. So our weights do not fit into it, and it does not decode here.
+"""
 
 import argparse
 import json
