@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from metabt.nmt.operators import Dropout, attention, drop, forward_mode, relu, residual
+from metabt.nmt.operators import (
+    Dropout,
+    Packed,
+    attention,
+    drop,
+    forward_mode,
+    linear,
+    relu,
+    residual,
+)
 from metabt.nmt.ragged import Ragged
 
 lengths_lists = st.lists(st.integers(1, 9), min_size=1, max_size=5)
@@ -569,3 +578,21 @@ def test_kernels_from_the_cache_give_the_same_bits_as_when_they_were_compiled(tm
     )
     assert list(tmp_path.rglob("*.nbc")), "nothing was cached"
     assert compiled == cached
+
+
+# --- packed weights -------------------------------------------------------------------------------
+
+
+@few
+@given(rows=row_counts, inputs=widths, outputs=widths, seed=seeds)
+def test_products_with_packed_weights(rows, inputs, outputs, seed):
+    x, weight, bias = normal(seed, (rows, inputs), (outputs, inputs), (outputs,))
+    packed = weight.float()
+    with torch.inference_mode(), Packed([packed]):
+        got = linear(x.float(), packed, bias.float())
+        close(got, functional.linear(x, weight, bias))
+        close(linear(x.float(), packed), functional.linear(x, weight))
+        alone = [linear(row[None], packed, bias.float()) for row in x.float()]
+        assert torch.equal(torch.cat(alone), got), "a row depends on the others"
+        other = weight.float()  # equal, but not what was packed
+        close(linear(x.float(), other), functional.linear(x, weight))

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from metabt.nmt import kernels
-from metabt.nmt.operators import has_kernels
+from metabt.nmt.operators import Packed, has_kernels, linear
 from metabt.nmt.ragged import Ragged
-from metabt.nmt.transformer import Transformer
+from metabt.nmt.transformer import Linear, Transformer
 
 FIRST_ROOM = 16  # steps
 
@@ -25,13 +25,16 @@ class Decoding:
     """A batch that is being decoded, for at most `limit` steps."""
 
     def __init__(self, model: Transformer, source: Ragged, beam: int, limit: int) -> None:
-        self.model = model
-        encoded_TD = model.encode(source)
+        self.model, self.outputs_VD = model, model.embedding.outputs_VD
+        matrices = [part.weight for part in model.modules() if isinstance(part, Linear)]
+        self.packed = Packed([*matrices, self.outputs_VD])
+        with self.packed:
+            encoded_TD = model.encode(source)
+            self.memories = [
+                Memory(layer.cross_attention.function.key_value(encoded_TD), source, beam)
+                for layer in model.decoder
+            ]
         self.hypotheses = Hypotheses(len(source), beam, limit, encoded_TD.device)
-        self.memories = [
-            Memory(layer.cross_attention.function.key_value(encoded_TD), source, beam)
-            for layer in model.decoder
-        ]
         self.pasts = [Past(len(source), self.hypotheses) for _ in model.decoder]
 
     def logits(self, tokens_BW: Tensor, parents_BW: Tensor | None = None) -> Tensor:
@@ -44,10 +47,11 @@ class Decoding:
         embedding = model.embedding
         x_ND = embedding.weight[tokens_BW.reshape(-1)] * math.sqrt(embedding.embedding_dim)
         x_ND = x_ND + embedding.positions(step + 1)[step]
-        for layer, past, memory in zip(model.decoder, self.pasts, self.memories, strict=True):
-            x_ND = layer.step(x_ND, past, memory)
-        self.hypotheses.step += 1
-        return functional.linear(model.decoder_norm(x_ND), embedding.outputs_VD)
+        with self.packed:
+            for layer, past, memory in zip(model.decoder, self.pasts, self.memories, strict=True):
+                x_ND = layer.step(x_ND, past, memory)
+            self.hypotheses.step += 1
+            return linear(model.decoder_norm(x_ND), self.outputs_VD)
 
     def keep(self, rows_B: Tensor) -> None:
         """Go on with these sentences only."""

@@ -6,7 +6,7 @@ derivatives know neither compiled loops nor fused kernels.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -39,6 +39,42 @@ def has_kernels(x: Tensor) -> bool:
     if x.device.type != "cpu" or x.dtype != torch.float32 or torch.compiler.is_compiling():
         return False
     return _forward_mode.get() is None
+
+
+# --- matrix products ------------------------------------------------------------------------------
+
+_packed: ContextVar[dict[Tensor, Tensor] | None] = ContextVar("packed", default=None)
+
+
+class Packed:
+    """Weights in the order in which oneDNN reads them, for as long as they do not change.
+
+    `with packed:` has `linear` use them. Many products with the same weights are a tenth to a third
+    faster so, and a row's result does not depend on how many rows there are. No derivatives.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self._weights = {
+            weight: torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+            for weight in weights
+            if has_kernels(weight) and torch.backends.mkldnn.is_available()
+        }
+
+    def __enter__(self) -> None:
+        self._token = _packed.set(self._weights)
+
+    def __exit__(self, *_: object) -> None:
+        _packed.reset(self._token)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    packed = (_packed.get() or {}).get(weight)
+    if packed is None:
+        return functional.linear(x, weight, bias)
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+# --- forward-mode derivatives ---------------------------------------------------------------------
 
 
 def _split(*duals: Tensor) -> list[np.ndarray]:

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from metabt.config import Sampling
 from metabt.config import Transformer as Shape
 from metabt.data.subwords import BOS, EOS
 from metabt.nmt.loss import cross_entropy
-from metabt.nmt.operators import Dropout, attention, drop, relu, residual
+from metabt.nmt.operators import Dropout, attention, drop, linear, relu, residual
 from metabt.nmt.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -43,9 +42,12 @@ class Linear(nn.Linear):
             nn.init.xavier_uniform_(matrix)
         nn.init.zeros_(self.bias)
 
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return linear(x_TD, self.weight, self.bias)
+
     def product(self, x_TD: Tensor) -> Tensor:
         """Without the bias, which the operator that follows adds."""
-        return functional.linear(x_TD, self.weight)
+        return linear(x_TD, self.weight)
 
 
 class SelfAttention(nn.Module):
