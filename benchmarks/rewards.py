@@ -4,13 +4,15 @@
         --state results/en-de/mle/seed1/checkpoint/last.safetensors
 
 A forward model is taken as a checkpoint of an unfinished run has it (any method's; the data are
-those of `--run`). Two questions are put to it, in which true pairs, pairs with a pseudo source and
-pairs with another sentence's source stand for good, middling and bad pseudo pairs:
+those of `--run`). Three questions are put to it. In the first two, true pairs, pairs with a pseudo
+source and pairs with another sentence's source stand for good, middling and bad pseudo pairs:
 
 1. How often has a true pair a higher reward than the same target with a wrong source? Half the time
    would be chance. With MetaDev's gradient before and after the step, plain and preconditioned.
 2. What becomes of the loss on MetaDev after 1, 3, 10 and 30 steps on each kind beside parallel
    pairs?
+3. Of several samples for the same target, which have the higher reward? Its correlation with their
+   length, with their likeness to the true source (chrF), and with what both models think of them.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import numpy as np
 import torch
 
 from metabt.methods.blocks.run import ForwardRun
-from metabt.methods.blocks.sentences import Pairs
+from metabt.methods.blocks.sentences import Numbered, Pairs
 from metabt.methods.blocks.task import ForwardTask
 from metabt.methods.metabt import MetaBT
 from metabt.nmt.threads import ComputeThreads
@@ -56,6 +58,15 @@ class Bench:
     def pseudo(self, number: int) -> Pairs:
         return self.method.psi.translate(self.method.mono.next(), number).reversed
 
+    def judges(self) -> Pairs:
+        shard = self.method.metadev.stream.corpus.shards[0]
+        first = range(min(JUDGED, len(shard)))
+        return Pairs(*([shard.sentence(side, i) for i in first] for side in (0, 1)))
+
+    def losses(self, pairs: Pairs) -> np.ndarray:
+        sides = [pairs.sources, pairs.targets]
+        return score(self.method.theta.saved.model, sides, self.machine)
+
 
 def wrong(pairs: Pairs) -> Pairs:
     """Every target with its neighbour's source."""
@@ -87,9 +98,8 @@ def tell_apart(bench: Bench, steps: int) -> None:
 
 def look_ahead(bench: Bench, repeats: int) -> None:
     theta, method, last = bench.method.theta, bench.method, max(HORIZONS)
-    shard = method.metadev.stream.corpus.shards[0]
-    judged = [[shard.sentence(side, i) for i in range(min(JUDGED, len(shard)))] for side in (0, 1)]
-    tokens = sum(len(target) + 1 for target in judged[1])
+    judged = bench.judges()
+    tokens = judged.tokens
     losses: dict[str, list[list[float]]] = {}
     for repeat in range(repeats):
         beside = [method.parallel.next() for _ in range(last)]
@@ -105,14 +115,48 @@ def look_ahead(bench: Bench, repeats: int) -> None:
             for number, (parallel, extra) in enumerate(zip(beside, batches, strict=True), 1):
                 theta.descend(bench.step + number, parallel, extra)
                 if number in HORIZONS:
-                    row.append(score(theta.saved.model, judged, bench.machine).sum() / tokens)
+                    row.append(bench.losses(judged).sum() / tokens)
             losses.setdefault(name, []).append(row)
     bench.set_back()
-    start = score(theta.saved.model, judged, bench.machine).sum() / tokens
+    start = bench.losses(judged).sum() / tokens
     print(f"\n| loss on MetaDev, now {start:.4f} | {' | '.join(f'{n} steps' for n in HORIZONS)} |")
     print("|---|" + "---:|" * len(HORIZONS))
     for name, rows in losses.items():
         print(f"| {name} | {' | '.join(f'{value:.4f}' for value in np.mean(rows, axis=0))} |")
+
+
+def go_with(bench: Bench, count: int, samples: int) -> None:
+    from sacrebleu import sentence_chrf
+
+    theta, decode = bench.method.theta, bench.task.parts.subwords.decode
+    bench.set_back()
+    sources, targets = (side[:count] for side in bench.task.dev.sides)
+    batch, true = Numbered(np.arange(len(targets)), targets), [decode(ids) for ids in sources]
+    drawn = [bench.method.psi.translate(batch, number) for number in range(samples)]
+    features = {
+        "length": [[len(ids) for ids in one.targets] for one in drawn],
+        "chrF with the true source": [
+            [sentence_chrf(decode(ids), [text]).score for ids, text in pairs]
+            for pairs in (zip(one.targets, true, strict=True) for one in drawn)
+        ],
+        "log P under psi": [one.log_probs for one in drawn],
+        "loss under theta": [bench.losses(one.reversed) for one in drawn],
+    }
+    _, gradient = theta.gradient(bench.judges())
+    print(f"\n| of {samples} samples for each of {count} targets | " + " | ".join(features) + " |")
+    print("|---|" + "---:|" * len(features))
+    for kind in ("plain", "preconditioned"):
+        if kind == "preconditioned":
+            theta.precondition_(gradient)
+        rewards = [theta.slopes(one.reversed, at=theta.values(), along=gradient) for one in drawn]
+        cells = (f"{within(np.array(rewards), np.array(f)):+.2f}" for f in features.values())
+        print(f"| correlation with the reward, {kind} | " + " | ".join(cells) + " |")
+
+
+def within(one: np.ndarray, other: np.ndarray) -> float:
+    """The correlation of what is left when each column's mean is taken away."""
+    x, y = one - one.mean(0), other - other.mean(0)
+    return float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
 
 
 def main() -> None:
@@ -130,6 +174,7 @@ def main() -> None:
     bench = Bench(options.run / "run.json", options.state, options.metadev)
     tell_apart(bench, options.steps)
     look_ahead(bench, options.repeats)
+    go_with(bench, count=160, samples=6)
 
 
 if __name__ == "__main__":
