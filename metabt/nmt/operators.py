@@ -43,7 +43,7 @@ def has_kernels(x: Tensor) -> bool:
 
 # --- matrix products ------------------------------------------------------------------------------
 
-_packed: ContextVar[dict[Tensor, Tensor] | None] = ContextVar("packed", default=None)
+_packed: ContextVar[dict[Tensor, Tensor]] = ContextVar("packed", default={})  # noqa: B039
 
 
 class Packed:
@@ -68,8 +68,7 @@ class Packed:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    packed = (_packed.get() or {}).get(weight)
-    if packed is None:
+    if torch.compiler.is_compiling() or (packed := _packed.get().get(weight)) is None:
         return functional.linear(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
