@@ -105,6 +105,13 @@ def threads_to_train(wildcards):
     return 1 if algorithm_of(wildcards) else 4
 
 
+def priority_to_train(wildcards):
+    """First what others wait for, then the methods that read most: they take longest, and the last
+    one should not run alone."""
+    algorithm = algorithm_of(wildcards)
+    return len(METHODS_BY_ALGORITHM[algorithm].reads) if algorithm else 100
+
+
 def test_text(wildcards, what):
     """The test set's side that a model reads, or that its translations are held against."""
     backward = wildcards.model == "backward"

@@ -40,6 +40,7 @@ rule train:
         "results/logs/{pair}/{model}/train.log",
     benchmark:
         "results/benchmarks/{pair}/{model}/train.tsv"
+    priority: priority_to_train
     threads: threads_to_train
     resources:
         mem_mb=lambda w, attempt: 8000 * attempt,
