@@ -30,6 +30,7 @@ from metabt.nmt.threads import ComputeThreads
 from metabt.tensor_files import read_tensors
 from metabt.training.distributed import Group
 from metabt.training.learner import Machine, score
+from metabt.training.optimisers import rate_at
 
 HORIZONS = (1, 3, 10, 30)
 JUDGED = 400  # sentences of MetaDev
@@ -54,6 +55,19 @@ class Bench:
     def set_back(self) -> None:
         for name, tensor in self.method.theta.tensors("theta").items():
             tensor.copy_(self.saved[name])
+
+    def anneal(self, steps: int) -> None:
+        """Train on, as MLE does, with a rate that falls to zero, and begin from there."""
+        theta, learner = self.method.theta, self.method.theta.learner
+        settings = learner.settings
+        first = rate_at(settings, self.step)
+        for left in range(steps, 0, -1):
+            falling = {"schedule": "constant", "warmup": 0, "rate": first * left / steps}
+            learner.settings = settings.model_copy(update=falling)
+            self.step += 1
+            theta.descend(self.step, self.method.parallel.next(), self.pseudo(self.step))
+        learner.settings = settings
+        self.saved = {name: tensor.clone() for name, tensor in theta.tensors("theta").items()}
 
     def pseudo(self, number: int) -> Pairs:
         return self.method.psi.translate(self.method.mono.next(), number).reversed
@@ -167,11 +181,15 @@ def main() -> None:
     parser.add_argument(
         "--metadev", type=int, help="sentences of a MetaDev batch, if not the run's"
     )
+    parser.add_argument(
+        "--anneal", type=int, default=0, help="steps of training with a falling rate before"
+    )
     parser.add_argument("--steps", type=int, default=12, help="on which rewards are compared")
     parser.add_argument("--repeats", type=int, default=2, help="of looking ahead")
     options = parser.parse_args()
     os.chdir(options.directory)
     bench = Bench(options.run / "run.json", options.state, options.metadev)
+    bench.anneal(options.anneal)
     tell_apart(bench, options.steps)
     look_ahead(bench, options.repeats)
     go_with(bench, count=160, samples=6)

@@ -156,6 +156,18 @@ def kill(directory, model, number):
     return True
 
 
+def preempt(directory, model, number):
+    """What Slurm does to a job in whose place another is to run (PreemptMode=REQUEUE)."""
+    return answers("scontrol", "requeue", number) is not None
+
+
+def fail_node(directory, model, number):
+    node = answers("sinfo", "-h", "-o", "%n").split()[0]
+    answers("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    wait_until("the job to leave the node", lambda: job_of(directory, model) != number, 60)
+    return answers("scontrol", "update", f"NodeName={node}", "State=RESUME") is not None
+
+
 def disturb(directory, actions, seconds=300):
     """Do to each model's jobs what is listed, one action a sitting; the jobs' numbers."""
     done, sitting = {model: [] for model in actions}, {}
@@ -356,6 +368,22 @@ def test_true_time_limits(place, tmp_path):
     assert restarts >= 2
     cost = read_json(place / RUNS / "backward" / "checkpoint" / "cost.json")
     assert cost["sittings"] == restarts + 1
+    assert files(place / RUNS / "backward") == train_undisturbed(place, "backward")
+
+
+@pytest.mark.slow
+def test_a_preempted_job_and_a_failed_node(place):
+    """Slurm puts the job back into the queue, under its number, and it goes on."""
+    config = small_config(place / "small.yaml", {"steps": 3000, "validate_every": 100})
+    driver = Driver(place, config, f"{RUNS}/backward/model.safetensors")
+    try:
+        told = disturb(place, {"backward": [preempt, fail_node]}, 400)
+        text = driver.wait(900)
+    finally:
+        driver.process.kill()
+    assert "Error in rule" not in text
+    (number,) = set(told["backward"])
+    assert "Restarts=2 " in answers("scontrol", "show", "job", number)
     assert files(place / RUNS / "backward") == train_undisturbed(place, "backward")
 
 
