@@ -22,8 +22,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from metabt.data.batches import BatchStream, Corpus
+from metabt.data.shards import Shard
 from metabt.methods.blocks.run import ForwardRun
-from metabt.methods.blocks.sentences import Numbered, Pairs
+from metabt.methods.blocks.sentences import Numbered, Pairs, PairStream
 from metabt.methods.blocks.task import ForwardTask
 from metabt.methods.metabt import MetaBT
 from metabt.nmt.threads import ComputeThreads
@@ -48,6 +50,9 @@ class Bench:
         self.machine = Machine(Group(0, 1, torch.device("cpu")), ComputeThreads(1), 4096)
         self.task = ForwardTask(run, self.machine, Path())
         self.method: MetaBT = self.task.method
+        # True pairs that the forward model has not learnt yet: those of dev.
+        batch, dev = run.pseudo_batch, Corpus([Shard.open(Path(run.sets["dev"]))])
+        self.unseen = PairStream(BatchStream(dev, 1, batch.sentences, batch.tokens))
         self.saved, about = read_tensors(state)
         self.step = int(about["state"]["step"])
         self.set_back()
@@ -95,7 +100,7 @@ def tell_apart(bench: Bench, steps: int) -> None:
         _, early = theta.gradient(metadev)
         theta.descend(number, method.parallel.next(), pseudo)
         _, late = theta.gradient(metadev)
-        true = method.parallel.next()
+        true = bench.unseen.next()
         for name, gradient in (("before the step", early), ("after the step", late)):
             for kind in ("plain", "preconditioned"):
                 if kind == "preconditioned":
@@ -117,7 +122,7 @@ def look_ahead(bench: Bench, repeats: int) -> None:
     losses: dict[str, list[list[float]]] = {}
     for repeat in range(repeats):
         beside = [method.parallel.next() for _ in range(last)]
-        true = [method.parallel.next() for _ in range(last)]
+        true = [bench.unseen.next() for _ in range(last)]
         kinds = {
             "true pairs": true,
             "pseudo pairs": [bench.pseudo(repeat * last + i) for i in range(last)],
