@@ -1,4 +1,4 @@
-"""Compiled loops for training on CPUs: what torch does in many passes over memory, in one.
+"""Compiled loops for training and decoding on CPUs: what torch does in many passes over memory, in one.
 
 All of them work on float32 rows of tokens without padding (ragged.py), in one thread, without the
 interpreter's lock: the trainer gives each thread sentences of its own. tests/test_operators.py
@@ -21,7 +21,8 @@ _OPTIONS = {
 }
 _compiled = njit(**_OPTIONS)
 # What the loops share becomes a part of each. If it were called, a loop that was just compiled and
-# the same loop read from numba's cache would be linked to copies that add up in different orders.
+# the same loop read from numba's cache would be linked to copies that add up in different orders
+# (_exp, _maximum and _longest have one order only, and are called).
 _part = njit(inline="always", **_OPTIONS)
 
 

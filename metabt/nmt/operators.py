@@ -41,41 +41,6 @@ def has_kernels(x: Tensor) -> bool:
     return _forward_mode.get() is None
 
 
-# --- matrix products ------------------------------------------------------------------------------
-
-_packed: ContextVar[dict[Tensor, Tensor]] = ContextVar("packed", default={})  # noqa: B039
-
-
-class Packed:
-    """Weights in the order in which oneDNN reads them, for as long as they do not change.
-
-    `with packed:` has `linear` use them. Many products with the same weights are a tenth to a third
-    faster so, and a row's result does not depend on how many rows there are. No derivatives.
-    """
-
-    def __init__(self, weights: Iterable[Tensor]) -> None:
-        self._weights = {
-            weight: torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-            for weight in weights
-            if has_kernels(weight) and torch.backends.mkldnn.is_available()
-        }
-
-    def __enter__(self) -> None:
-        self._token = _packed.set(self._weights)
-
-    def __exit__(self, *_: object) -> None:
-        _packed.reset(self._token)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if torch.compiler.is_compiling() or (packed := _packed.get().get(weight)) is None:
-        return functional.linear(x, weight, bias)
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-
-
-# --- forward-mode derivatives ---------------------------------------------------------------------
-
-
 def _split(*duals: Tensor) -> list[np.ndarray]:
     """The values of dual numbers, then their tangents (zeros where there are none), as arrays."""
     pairs = [unpack_dual(x, level=0) for x in duals]
@@ -115,6 +80,38 @@ class Dropout:
         self.calls += 1
         words = np.random.SeedSequence([*self.seed, self.calls]).generate_state(2)
         return words[0], words[1]
+
+
+# --- matrix products ------------------------------------------------------------------------------
+
+_packed: ContextVar[dict[Tensor, Tensor]] = ContextVar("packed", default={})  # noqa: B039
+
+
+class Packed:
+    """Weights in the order in which oneDNN reads them, for as long as they do not change.
+
+    `with packed:` has `linear` use them. Many products with the same weights are a tenth to a third
+    faster so, and a row's result does not depend on how many rows there are. No derivatives.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self._weights = {
+            weight: torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+            for weight in weights
+            if has_kernels(weight) and torch.backends.mkldnn.is_available()
+        }
+
+    def __enter__(self) -> None:
+        self._token = _packed.set(self._weights)
+
+    def __exit__(self, *_: object) -> None:
+        _packed.reset(self._token)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if torch.compiler.is_compiling() or (packed := _packed.get().get(weight)) is None:
+        return functional.linear(x, weight, bias)
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
 # --- attention ------------------------------------------------------------------------------------
