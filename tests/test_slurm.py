@@ -372,6 +372,36 @@ def test_true_time_limits(place, tmp_path):
 
 
 @pytest.mark.slow
+def test_one_failing_run_stops_no_other_and_a_report_shows_what_exists(place, tmp_path):
+    """Training jobs of two GPUs each, by one value of the profile; No BT cannot write its files."""
+    config = small_config(place / "small.yaml")
+    broken = place / RUNS / "nobt" / "seed1" / "checkpoint"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("in the way")
+    two = profile(tmp_path / "two", {"gpu": 2}, retries=0)
+    text = Driver(place, config, "all", profile=two).wait(fails=True)
+    found = [job for job in jobs(place).values() if job["rule"] == "train"]
+    assert {(job["of"], job["state"], job["gpus"]) for job in found} == {
+        (f"{PAIR}_backward", "COMPLETED", 2),
+        (f"{PAIR}_metabt_seed1", "COMPLETED", 2),
+        (f"{PAIR}_nobt_seed1", "FAILED", 2),
+    }
+    assert read_json(place / RUNS / "metabt/seed1/checkpoint/cost.json")["processes"] == 2
+    assert (place / RUNS / "metabt.bleu").exists()
+    log = (place / f"results/logs/{PAIR}/nobt/seed1/train.log").read_text()
+    assert log.strip().splitlines()[-1] in text  # the failed job's last line is shown
+
+    arguments = ["--directory", place, "--configfile", config, "--cores", "1"]
+    for more in (["so_far"], ["--report", place / "so-far.html", "so_far"]):
+        command = [sys.executable, "-m", "snakemake", *map(str, [*arguments, *more])]
+        subprocess.run(command, cwd=ROOT, env=surroundings(), check=True, timeout=200)
+    table = (place / "results" / "tables" / "so-far.tsv").read_text()
+    assert "metabt" in table
+    assert "nobt" not in table
+    assert (place / "so-far.html").stat().st_size > 100_000
+
+
+@pytest.mark.slow
 def test_a_preempted_job_and_a_failed_node(place):
     """Slurm puts the job back into the queue, under its number, and it goes on."""
     config = small_config(place / "small.yaml", {"steps": 3000, "validate_every": 100})

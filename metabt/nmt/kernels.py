@@ -1,4 +1,4 @@
-"""Compiled loops for training and decoding on CPUs: what torch does in many passes over memory, in one.
+"""Compiled loops for CPUs, in training and decoding: many passes of torch over memory, in one.
 
 All of them work on float32 rows of tokens without padding (ragged.py), in one thread, without the
 interpreter's lock: the trainer gives each thread sentences of its own. tests/test_operators.py
