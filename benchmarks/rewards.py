@@ -31,7 +31,7 @@ from metabt.methods.metabt import MetaBT
 from metabt.nmt.threads import ComputeThreads
 from metabt.tensor_files import read_tensors
 from metabt.training.distributed import Group
-from metabt.training.learner import Machine, score
+from metabt.training.learner import Machine
 from metabt.training.optimisers import rate_at
 
 HORIZONS = (1, 3, 10, 30)
@@ -82,10 +82,6 @@ class Bench:
         first = range(min(JUDGED, len(shard)))
         return Pairs(*([shard.sentence(side, i) for i in first] for side in (0, 1)))
 
-    def losses(self, pairs: Pairs) -> np.ndarray:
-        sides = [pairs.sources, pairs.targets]
-        return score(self.method.theta.saved.model, sides, self.machine)
-
 
 def wrong(pairs: Pairs) -> Pairs:
     """Every target with its neighbour's source."""
@@ -134,10 +130,10 @@ def look_ahead(bench: Bench, repeats: int) -> None:
             for number, (parallel, extra) in enumerate(zip(beside, batches, strict=True), 1):
                 theta.descend(bench.step + number, parallel, extra)
                 if number in HORIZONS:
-                    row.append(bench.losses(judged).sum() / tokens)
+                    row.append(theta.losses(judged).sum() / tokens)
             losses.setdefault(name, []).append(row)
     bench.set_back()
-    start = bench.losses(judged).sum() / tokens
+    start = theta.losses(judged).sum() / tokens
     print(f"\n| loss on MetaDev, now {start:.4f} | {' | '.join(f'{n} steps' for n in HORIZONS)} |")
     print("|---|" + "---:|" * len(HORIZONS))
     for name, rows in losses.items():
@@ -159,7 +155,7 @@ def go_with(bench: Bench, count: int, samples: int) -> None:
             for pairs in (zip(one.targets, true, strict=True) for one in drawn)
         ],
         "log P under psi": [one.log_probs for one in drawn],
-        "loss under theta": [bench.losses(one.reversed) for one in drawn],
+        "loss under theta": [theta.losses(one.reversed) for one in drawn],
     }
     _, gradient = theta.gradient(bench.judges())
     print(f"\n| of {samples} samples for each of {count} targets | " + " | ".join(features) + " |")

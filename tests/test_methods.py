@@ -6,6 +6,7 @@ method does in expectation is then a finite sum.
 
 import itertools
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -66,12 +67,12 @@ def outputs(subwords):
     return [i for i in range(UNK, subwords.size) if i != EOS]
 
 
-def all_sources(subwords):
-    """Every pseudo source of at most LIMIT words, and whether its end mark counts."""
+def all_sources(subwords, limit=LIMIT):
+    """Every pseudo source of at most so many words, and whether its end mark counts."""
     words = outputs(subwords)
-    for length in range(LIMIT + 1):
+    for length in range(limit + 1):
         for ids in itertools.product(words, repeat=length):
-            yield np.array(ids, np.uint16), length < LIMIT
+            yield np.array(ids, np.uint16), length < limit
 
 
 def log_probs(model, parameters, target, sources):
@@ -216,19 +217,23 @@ def test_compiled_slopes_are_those_of_double_precision(toy, norm):
 # --- MetaBT's gradient of psi ---------------------------------------------------------------------
 
 
-def enumerate_steps(one, target, sources):
-    """What each pseudo source makes psi move by, when the whole method's step is done with it."""
+def enumerate_steps(one, target, draws):
+    """What each pseudo source (or each tuple of them, one for each draw) makes psi move by, when
+    the whole method's step is done with it."""
     method = one.method
     theta, psi = method.theta.learner.vector, method.psi.learner.vector
     theta_start, psi_start = theta.values.clone(), psi.values.clone()
     batch = Numbered(np.array([0]), [target])
     method.mono.next = lambda: batch
     moves = []
-    for ids, complete in sources:
+    for sources in draws:
         theta.values.copy_(theta_start)
         psi.values.copy_(psi_start)
-        drawn = Translations([target], [ids], np.zeros(1), np.array([complete]))
-        method.psi.translate = lambda *_, drawn=drawn: drawn
+        drawn = [
+            Translations([target], [ids], np.zeros(1), np.array([complete]))
+            for ids, complete in sources
+        ]
+        method.psi.translate = lambda batch, number, draw=0, drawn=drawn: drawn[draw]
         assert one.step(1) is not None
         moves.append(psi.values - psi_start)
     theta.values.copy_(theta_start)
@@ -253,7 +258,7 @@ def test_metabt_moves_psi_down_the_expected_metadev_loss(toy):
     psi = parameters_of(psi_model)
     probs = log_probs(psi_model, psi, target, sources).exp()
     assert probs.sum().item() == pytest.approx(1, abs=1e-12)
-    moves = enumerate_steps(one, target, sources)
+    moves = enumerate_steps(one, target, [(source,) for source in sources])
     found = (probs.detach()[:, None] * moves).sum(0)
 
     # The true one: E[J(theta_t(x^))] = sum over x^ of P(x^ | y; psi) * J(theta_t(x^)).
@@ -287,6 +292,43 @@ def test_metabt_moves_psi_down_the_expected_metadev_loss(toy):
                 metadev_losses
             )
         assert (after < expected_loss) == (sign > 0)
+
+
+def expected_move(toy, reward, samples):
+    """Of psi, over all that may be drawn; theta's rate is so small that MetaDev's gradient does not
+    depend on what was. Also each single source's move, and its pair's loss."""
+    options = {"baseline": None, "reward": reward, "samples": samples}
+    one = exact_task(toy, "metabt", options, rate=1e-7)
+    method = one.method
+    target = np.array(outputs(one.parts.subwords)[1:3], np.uint16)
+    sources = list(all_sources(one.parts.subwords, limit=1))
+    pairs, metadev = method.parallel.next(), method.metadev.next()
+    method.parallel.next, method.metadev.next = lambda: pairs, lambda: metadev
+    psi, model = method.psi.saved.model, method.theta.saved.model
+    with torch.no_grad():
+        probs = log_probs(psi, parameters_of(psi), target, sources).exp()
+        drawn = Pairs([ids for ids, _ in sources], [target] * len(sources))
+        losses = slow_loss(model, parameters_of(model), drawn, 0.0)
+    moves = enumerate_steps(one, target, itertools.product(sources, repeat=samples))
+    together = torch.tensor(
+        [math.prod(p) for p in itertools.product(probs.tolist(), repeat=samples)]
+    )
+    return together @ moves, moves, losses
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("reward", ["sentence", "relative"])
+def test_two_draws_move_psi_as_one_does_in_expectation(toy, reward):
+    one, _, _ = expected_move(toy, reward, samples=1)
+    two, _, _ = expected_move(toy, reward, samples=2)
+    torch.testing.assert_close(two, one, rtol=0, atol=1e-4 * one.norm().item())
+
+
+@pytest.mark.usefixtures("double")
+def test_a_relative_reward_is_divided_by_the_loss_of_its_pair(toy):
+    _, relative, losses = expected_move(toy, "relative", samples=1)
+    _, sentence, _ = expected_move(toy, "sentence", samples=1)
+    torch.testing.assert_close(relative * losses[:, None], sentence, rtol=1e-4, atol=1e-12)
 
 
 @pytest.mark.usefixtures("double")
@@ -356,7 +398,7 @@ def test_dualnmt_moves_psi_up_the_expected_reward(toy, alpha):
     psi = parameters_of(psi_model)
     probs = log_probs(psi_model, psi, target, sources).exp()
     true = flat(torch.autograd.grad((probs * torch.stack(rewards)).sum(), list(psi.values())))
-    moves = enumerate_steps(one, target, sources)
+    moves = enumerate_steps(one, target, [(source,) for source in sources])
     found = (probs.detach()[:, None] * moves).sum(0)
     torch.testing.assert_close(found, true, rtol=1e-6, atol=1e-9)
 

@@ -7,9 +7,10 @@ translated, is better on MetaDev.
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from metabt.config import Count, Model, Optimiser, Share
+from metabt.methods.blocks.sentences import together
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,8 +23,8 @@ class MetaBT:
         """The backward model follows the forward model's gradient on MetaDev (section 3)."""
 
         algorithm: Literal["metabt"]
-        reward: Literal["sentence", "batch"] = Field(
-            description="one number a sentence, or a batch"
+        reward: Literal["sentence", "batch", "relative"] = Field(
+            description="one number a sentence, or a batch; relative = divided by the pair's loss"
         )
         precondition: bool = Field(description="by the forward optimiser's diagonal (appendix A.1)")
         baseline: Share | None = Field(
@@ -32,7 +33,18 @@ class MetaBT:
         start: Count = Field(
             1, description="the step from which on the backward model moves; MLE until then"
         )
+        samples: Count = Field(
+            1,
+            description="draws for each target; theta learns from the first, psi from all: "
+            "of two or more, the mean of the others is each one's baseline",
+        )
         backward_optimiser: Optimiser
+
+        @model_validator(mode="after")
+        def _batches_have_one_draw(self) -> "MetaBT.Options":
+            if self.reward == "batch" and self.samples > 1:
+                raise ValueError("`samples` goes with a reward for each sentence, not for a batch")
+            return self
 
     reads: ClassVar = ("parallel", "mono", "metadev", "backward")
     columns: ClassVar = (
@@ -55,7 +67,8 @@ class MetaBT:
     def step(self, number: int) -> dict[str, float] | None:
         theta, psi = self.theta, self.psi
         # Phase 1: x^ ~ P(.|y; psi), and a step of theta on the parallel and the pseudo pairs.
-        drawn = psi.translate(self.mono.next(), number)
+        targets = self.mono.next()
+        drawn = psi.translate(targets, number)
         theta_before = theta.values()
         descent = theta.descend(number, self.parallel.next(), drawn.reversed)
         if descent is None or number < self.options.start:
@@ -67,13 +80,19 @@ class MetaBT:
         alignment = theta.alignment(theta_before, gradient)
         if self.options.precondition:
             theta.precondition_(gradient)
-        rewards = theta.slopes(drawn.reversed, at=theta_before, along=gradient)
+        others = [psi.translate(targets, number, k) for k in range(1, self.options.samples)]
+        draws = [drawn, *others]
+        pseudo = [one.reversed for one in draws]
+        rewards = np.stack([theta.slopes(p, at=theta_before, along=gradient) for p in pseudo])
+        if self.options.reward == "relative":
+            rewards /= np.stack([theta.losses(pairs) for pairs in pseudo])
 
         mean, spread = self.parts.mean_and_spread(rewards)
         if self.options.reward == "batch":
             rewards = np.full_like(rewards, mean)
         baseline = self.baseline.before(mean)
-        norm = psi.reinforce(number, drawn, rewards - baseline)
+        expected = mean_of_others(rewards) if others else baseline
+        norm = psi.reinforce(number, together(draws), (rewards - expected).ravel())
         columns = {
             "reward_mean": mean,
             "reward_spread": spread,
@@ -82,7 +101,12 @@ class MetaBT:
             "metadev_loss": metadev_loss,
             "backward_gradient_norm": norm,
         }
-        return self.parts.report(number, descent, drawn, rewards, columns)
+        return self.parts.report(number, descent, drawn, rewards[0], columns)
 
     def tensors(self) -> "dict[str, Tensor]":
         return {**self.psi.tensors("psi"), "baseline": self.baseline.state}
+
+
+def mean_of_others(rewards: np.ndarray) -> np.ndarray:
+    """For each of a target's draws (rows), the mean of the target's other draws."""
+    return (rewards.sum(0) - rewards) / (len(rewards) - 1)

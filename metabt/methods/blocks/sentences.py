@@ -45,6 +45,16 @@ class Translations(Pairs):
     complete: np.ndarray
 
 
+def together(parts: Sequence[Translations]) -> Translations:
+    """One after the other."""
+    return Translations(
+        [source for part in parts for source in part.sources],
+        [target for part in parts for target in part.targets],
+        np.concatenate([part.log_probs for part in parts]),
+        np.concatenate([part.complete for part in parts]),
+    )
+
+
 class PairStream:
     """Batches of pairs, without end."""
 

@@ -54,11 +54,12 @@ class Translator:
 
     # --- translating ------------------------------------------------------------------------------
 
-    def translate(self, batch: Numbered, number: int) -> Translations:
+    def translate(self, batch: Numbered, number: int, draw: int = 0) -> Translations:
         """The step's translations, by this model's way of generating them; no gradient."""
         self.saved.model.eval()
-        # Every step is another draw; a sentence's own number does the rest.
-        seed = int(np.random.SeedSequence([*self.seed, number]).generate_state(1, np.uint32)[0])
+        # Every step has other draws; a sentence's own number does the rest.
+        entropy = [*self.seed, number, *([draw] if draw else [])]
+        seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
         generation = replace(self.generation, seed=seed)
 
         def decode(indices: np.ndarray, sources: list[np.ndarray]) -> list[list]:
@@ -149,6 +150,10 @@ class Translator:
     def precondition_(self, direction: Tensor) -> None:
         """Times the diagonal by which the optimiser's last step multiplied the gradient."""
         self.learner.optimiser.precondition_(direction)
+
+    def losses(self, pairs: Pairs) -> np.ndarray:
+        """-log p of each target as the model is now, without dropout."""
+        return score(self.saved.model, [pairs.sources, pairs.targets], self.machine)
 
     def slopes(self, pairs: Pairs, at: Tensor, along: Tensor) -> np.ndarray:
         """The product of each sentence's gradient at `at` with a direction."""
