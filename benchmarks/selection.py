@@ -40,37 +40,37 @@ class Selection:
     def step(self, number: int, select: bool) -> Pairs:
         method = self.method
         batch = method.mono.next()
-        count = self.samples if select and self.by != "chance" else 1
-        drawn = [method.psi.translate(batch, number * self.samples + k) for k in range(count)]
-        chosen = (
-            np.argmax(self.merits(drawn), 0) if count > 1 else np.zeros(len(batch.numbers), int)
-        )
-        sources = [drawn[k].targets[i] for i, k in enumerate(chosen)]
+        samples = self.samples if select else 1
+        drawn = method.psi.translate(batch.times(samples), number)
+        merits = self.merits(drawn) if select else np.zeros(len(batch.sentences))
+        chosen = np.argmax(merits.reshape(samples, -1), 0)
+        count = len(batch.sentences)
+        sources = [drawn.targets[k * count + i] for i, k in enumerate(chosen)]
         pseudo = Pairs(sources, batch.sentences)
         method.theta.descend(number, method.parallel.next(), pseudo)
         return pseudo
 
-    def merits(self, drawn: list[Translations]) -> np.ndarray:
-        """(samples, targets): of each target's samples the one with the most is learnt from."""
+    def merits(self, drawn: Translations) -> np.ndarray:
+        """Of each target's samples the one with the most is learnt from."""
+        if self.by == "chance":
+            return np.zeros(len(drawn.targets))
         if self.by == "short":
-            return np.array([[-len(ids) for ids in one.targets] for one in drawn])
+            return np.array([-len(ids) for ids in drawn.targets])
         if self.by == "known":
-            return np.array([[self.known(ids) for ids in one.targets] for one in drawn])
+            return np.array([self.known(ids) for ids in drawn.targets])
         theta = self.method.theta
         _, gradient = theta.gradient(self.method.metadev.next())
         if self.method.options.precondition:
             theta.precondition_(gradient)
-        here = theta.values()
-        rewards = np.array([theta.slopes(one.reversed, at=here, along=gradient) for one in drawn])
+        rewards = theta.slopes(drawn.reversed, at=theta.values(), along=gradient)
         if self.by == "relative":
-            rewards /= [theta.losses(one.reversed) for one in drawn]
+            rewards = rewards / theta.losses(drawn.reversed)
         return -rewards if self.by == "lowest" else rewards
 
     def known(self, ids: np.ndarray) -> float:
+        known = self.task.parts.known_words or ()
         words = self.task.parts.subwords.decode(ids).split()
-        return sum(word in (self.task.parts.known_words or ()) for word in words) / max(
-            1, len(words)
-        )
+        return sum(word in known for word in words) / max(1, len(words))
 
 
 def main() -> None:

@@ -229,11 +229,10 @@ def enumerate_steps(one, target, draws):
     for sources in draws:
         theta.values.copy_(theta_start)
         psi.values.copy_(psi_start)
-        drawn = [
-            Translations([target], [ids], np.zeros(1), np.array([complete]))
-            for ids, complete in sources
-        ]
-        method.psi.translate = lambda batch, number, draw=0, drawn=drawn: drawn[draw]
+        ids, complete = zip(*sources, strict=True)
+        count = len(sources)
+        drawn = Translations([target] * count, ids, np.zeros(count), np.array(complete))
+        method.psi.translate = lambda *_, drawn=drawn: drawn
         assert one.step(1) is not None
         moves.append(psi.values - psi_start)
     theta.values.copy_(theta_start)

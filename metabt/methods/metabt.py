@@ -10,7 +10,6 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from metabt.config import Count, Model, Optimiser, Share
-from metabt.methods.blocks.sentences import together
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,12 +66,14 @@ class MetaBT:
     def step(self, number: int) -> dict[str, float] | None:
         theta, psi = self.theta, self.psi
         # Phase 1: x^ ~ P(.|y; psi), and a step of theta on the parallel and the pseudo pairs.
-        targets = self.mono.next()
-        drawn = psi.translate(targets, number)
+        moves = number >= self.options.start
+        targets, samples = self.mono.next(), self.options.samples if moves else 1
+        drawn = psi.translate(targets.times(samples), number)
+        first = drawn.first(len(targets.sentences))
         theta_before = theta.values()
-        descent = theta.descend(number, self.parallel.next(), drawn.reversed)
-        if descent is None or number < self.options.start:
-            return self.parts.report(number, descent, drawn)
+        descent = theta.descend(number, self.parallel.next(), first.reversed)
+        if descent is None or not moves:
+            return self.parts.report(number, descent, first)
 
         # Phase 2: the gradient of J(theta_t) on MetaDev, and each pseudo pair's reward: the product
         # of this gradient with the pair's own at theta_(t-1).
@@ -80,19 +81,16 @@ class MetaBT:
         alignment = theta.alignment(theta_before, gradient)
         if self.options.precondition:
             theta.precondition_(gradient)
-        others = [psi.translate(targets, number, k) for k in range(1, self.options.samples)]
-        draws = [drawn, *others]
-        pseudo = [one.reversed for one in draws]
-        rewards = np.stack([theta.slopes(p, at=theta_before, along=gradient) for p in pseudo])
+        rewards = theta.slopes(drawn.reversed, at=theta_before, along=gradient)
         if self.options.reward == "relative":
-            rewards /= np.stack([theta.losses(pairs) for pairs in pseudo])
+            rewards = rewards / theta.losses(drawn.reversed)
 
         mean, spread = self.parts.mean_and_spread(rewards)
         if self.options.reward == "batch":
             rewards = np.full_like(rewards, mean)
         baseline = self.baseline.before(mean)
-        expected = mean_of_others(rewards) if others else baseline
-        norm = psi.reinforce(number, together(draws), (rewards - expected).ravel())
+        expected = mean_of_others(rewards, samples) if samples > 1 else baseline
+        norm = psi.reinforce(number, drawn, rewards - expected)
         columns = {
             "reward_mean": mean,
             "reward_spread": spread,
@@ -101,12 +99,13 @@ class MetaBT:
             "metadev_loss": metadev_loss,
             "backward_gradient_norm": norm,
         }
-        return self.parts.report(number, descent, drawn, rewards[0], columns)
+        return self.parts.report(number, descent, first, rewards, columns)
 
     def tensors(self) -> "dict[str, Tensor]":
         return {**self.psi.tensors("psi"), "baseline": self.baseline.state}
 
 
-def mean_of_others(rewards: np.ndarray) -> np.ndarray:
-    """For each of a target's draws (rows), the mean of the target's other draws."""
-    return (rewards.sum(0) - rewards) / (len(rewards) - 1)
+def mean_of_others(rewards: np.ndarray, samples: int) -> np.ndarray:
+    """For each sample, the mean reward of the same target's others."""
+    by_draw = rewards.reshape(samples, -1)
+    return ((by_draw.sum(0) - by_draw) / (samples - 1)).ravel()

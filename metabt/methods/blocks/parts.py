@@ -131,7 +131,7 @@ class Parts:
     def mean_and_spread(self, values: np.ndarray) -> tuple[float, float]:
         """Mean and standard deviation over the sentences of all processes."""
         group = self.machine.group
-        sums = group.sums({"sum": float(values.sum()), "count": values.size})
+        sums = group.sums({"sum": float(values.sum()), "count": len(values)})
         mean = sums["sum"] / sums["count"]
         squares = group.sums({"squares": float(np.square(values - mean).sum())})["squares"]
         return mean, float(np.sqrt(squares / sums["count"]))

@@ -1,7 +1,7 @@
 """Sentences on their way through a step: pairs, translations, and the streams they come from."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,11 @@ class Numbered:
     numbers: np.ndarray
     sentences: Sentences
 
+    def times(self, draws: int) -> "Numbered":
+        """All of them, and again: as other sentences of the same words, for other draws."""
+        numbers = [self.numbers + (draw << 40) for draw in range(draws)]
+        return Numbered(np.concatenate(numbers), [*self.sentences] * draws)
+
 
 @dataclass(frozen=True)
 class Translations(Pairs):
@@ -44,15 +49,8 @@ class Translations(Pairs):
     log_probs: np.ndarray
     complete: np.ndarray
 
-
-def together(parts: Sequence[Translations]) -> Translations:
-    """One after the other."""
-    return Translations(
-        [source for part in parts for source in part.sources],
-        [target for part in parts for target in part.targets],
-        np.concatenate([part.log_probs for part in parts]),
-        np.concatenate([part.complete for part in parts]),
-    )
+    def first(self, count: int) -> "Translations":
+        return Translations(*(getattr(self, field.name)[:count] for field in fields(self)))
 
 
 class PairStream:

@@ -54,12 +54,11 @@ class Translator:
 
     # --- translating ------------------------------------------------------------------------------
 
-    def translate(self, batch: Numbered, number: int, draw: int = 0) -> Translations:
+    def translate(self, batch: Numbered, number: int) -> Translations:
         """The step's translations, by this model's way of generating them; no gradient."""
         self.saved.model.eval()
-        # Every step has other draws; a sentence's own number does the rest.
-        entropy = [*self.seed, number, *([draw] if draw else [])]
-        seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
+        # Every step is another draw; a sentence's own number does the rest.
+        seed = int(np.random.SeedSequence([*self.seed, number]).generate_state(1, np.uint32)[0])
         generation = replace(self.generation, seed=seed)
 
         def decode(indices: np.ndarray, sources: list[np.ndarray]) -> list[list]:
