@@ -12,7 +12,8 @@ source and pairs with another sentence's source stand for good, middling and bad
 2. What becomes of the loss on MetaDev after 1, 3, 10 and 30 steps on each kind beside parallel
    pairs?
 3. Of several samples for the same target, which have the higher reward? Its correlation with their
-   length, with their likeness to the true source (chrF), and with what both models think of them.
+   length, with their likeness to the true source (chrF), with what both models think of them, and
+   with their share of words that the low-resource language's training text has.
 """
 
 import argparse
@@ -101,10 +102,13 @@ def tell_apart(bench: Bench, steps: int) -> None:
             for kind in ("plain", "preconditioned"):
                 if kind == "preconditioned":
                     theta.precondition_(gradient)
-                good, bad = (
-                    theta.slopes(pairs, at=before, along=gradient) for pairs in (true, wrong(true))
-                )
+                both = (true, wrong(true))
+                good, bad = (theta.slopes(pairs, at=before, along=gradient) for pairs in both)
                 higher.setdefault(f"{kind}, {name}", []).append(float((good > bad).mean()))
+                good, bad = good / theta.losses(both[0]), bad / theta.losses(both[1])
+                higher.setdefault(f"{kind}, {name}, relative", []).append(
+                    float((good > bad).mean())
+                )
     print(f"step {bench.step}; a true pair's reward is higher than a wrong pair's in")
     for name, shares in higher.items():
         error = np.std(shares, ddof=1) / np.sqrt(len(shares))
@@ -157,15 +161,31 @@ def go_with(bench: Bench, count: int, samples: int) -> None:
         "log P under psi": [one.log_probs for one in drawn],
         "loss under theta": [theta.losses(one.reversed) for one in drawn],
     }
+    if known := bench.task.parts.known_words:
+        features["known words"] = [
+            [
+                np.mean([word in known for word in decode(ids).split()] or [False])
+                for ids in one.targets
+            ]
+            for one in drawn
+        ]
     _, gradient = theta.gradient(bench.judges())
     print(f"\n| of {samples} samples for each of {count} targets | " + " | ".join(features) + " |")
     print("|---|" + "---:|" * len(features))
     for kind in ("plain", "preconditioned"):
         if kind == "preconditioned":
             theta.precondition_(gradient)
-        rewards = [theta.slopes(one.reversed, at=theta.values(), along=gradient) for one in drawn]
-        cells = (f"{within(np.array(rewards), np.array(f)):+.2f}" for f in features.values())
-        print(f"| correlation with the reward, {kind} | " + " | ".join(cells) + " |")
+        plain = np.array(
+            [theta.slopes(one.reversed, at=theta.values(), along=gradient) for one in drawn]
+        )
+        relative = plain / np.array([theta.losses(one.reversed) for one in drawn])
+        for name, rewards in ((kind, plain), (f"{kind}, relative", relative)):
+            cells = (f"{within(rewards, np.array(f)):+.2f}" for f in features.values())
+            share = 1 - rewards.mean(0).var(ddof=1) / rewards.var(ddof=1)
+            print(
+                f"| correlation with the reward, {name} | {' | '.join(cells)} | "
+                f"{share:.0%} of its variance is within targets"
+            )
 
 
 def within(one: np.ndarray, other: np.ndarray) -> float:
