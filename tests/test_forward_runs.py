@@ -142,11 +142,13 @@ def run_processes(path, ranks):
     return json.loads(outputs[0].strip().split("\n")[-1])
 
 
-@pytest.mark.parametrize("algorithm", ["dualnmt", "metabt"])
-def test_two_processes_are_as_one(toy, algorithm):
+@pytest.mark.parametrize(
+    ("algorithm", "more"), [("dualnmt", {}), ("metabt", {}), ("metabt", {"samples": 3})]
+)
+def test_two_processes_are_as_one(toy, algorithm, more):
     """Rewards, baselines, gradients and records are those of the whole batch."""
     rate = {"name": "adam", "rate": 1e-3, "schedule": "constant", "warmup": 0, "clip": 0.5}
-    options = {"backward_optimiser": {**rate, "epsilon": 1e-4}}
+    options = {"backward_optimiser": {**rate, "epsilon": 1e-4}, **more}
     optimiser = {**rate, "epsilon": 1e-4, "clip": 0}
     training = {"steps": 10, "batch": {"sentences": 22}, "optimiser": optimiser}
     path = toy_forward(
@@ -168,6 +170,13 @@ def test_two_processes_are_as_one(toy, algorithm):
         ({"backward": None}, "mle needs 'backward'"),
         ({"method": {"algorithm": "magic"}}, "no algorithm 'magic'"),
         ({"method": {"algorithm": "mle"}}, "generation"),
+        (
+            {
+                "method": {"algorithm": "metabt", **METHOD_OPTIONS["metabt"]}
+                | {"reward": "batch", "samples": 2}
+            },
+            "`samples` goes with a reward for each sentence",
+        ),
         ({"pseudo_batch": {"tokens": 100}}, "given by sentences"),
         ({"pseudo_batch": {"sentences": 32}}, "no room"),
         ({"vocabulry": "x"}, "vocabulry"),

@@ -432,7 +432,7 @@ def test_reinforce_follows_the_distribution_that_was_sampled_from(toy):
 
 
 def test_before_its_start_metabt_is_mle(toy):
-    options = {"start": 4, "backward_optimiser": {**SGD, "rate": 0.1}}
+    options = {"start": 4, "samples": 3, "backward_optimiser": {**SGD, "rate": 0.1}}
     metabt = task(toy_forward(toy, "metabt", options=options, training=BASE))
     mle = task(toy_forward(toy, "mle", options={"generation": "sampling"}, training=BASE))
     pretrained = metabt.method.psi.values()
