@@ -161,14 +161,10 @@ def go_with(bench: Bench, count: int, samples: int) -> None:
         "log P under psi": [one.log_probs for one in drawn],
         "loss under theta": [theta.losses(one.reversed) for one in drawn],
     }
-    if known := bench.task.parts.known_words:
-        features["known words"] = [
-            [
-                np.mean([word in known for word in decode(ids).split()] or [False])
-                for ids in one.targets
-            ]
-            for one in drawn
-        ]
+    parts = bench.task.parts
+    if parts.known_words:
+        counts = np.array([[parts.known(ids) for ids in one.targets] for one in drawn])
+        features["known words"] = counts[..., 0] / np.maximum(1, counts[..., 1])
     _, gradient = theta.gradient(bench.judges())
     print(f"\n| of {samples} samples for each of {count} targets | " + " | ".join(features) + " |")
     print("|---|" + "---:|" * len(features))

@@ -57,7 +57,8 @@ class Selection:
         if self.by == "short":
             return np.array([-len(ids) for ids in drawn.targets])
         if self.by == "known":
-            return np.array([self.known(ids) for ids in drawn.targets])
+            counts = np.array([self.task.parts.known(ids) for ids in drawn.targets])
+            return counts[:, 0] / np.maximum(1, counts[:, 1])
         theta = self.method.theta
         _, gradient = theta.gradient(self.method.metadev.next())
         if self.method.options.precondition:
@@ -66,11 +67,6 @@ class Selection:
         if self.by == "relative":
             rewards = rewards / theta.losses(drawn.reversed)
         return -rewards if self.by == "lowest" else rewards
-
-    def known(self, ids: np.ndarray) -> float:
-        known = self.task.parts.known_words or ()
-        words = self.task.parts.subwords.decode(ids).split()
-        return sum(word in known for word in words) / max(1, len(words))
 
 
 def main() -> None:

@@ -160,18 +160,20 @@ class Parts:
                 self._show(number, drawn, nll, rewards)
         return sums
 
+    def known(self, ids: np.ndarray) -> tuple[int, int]:
+        """How many of a pseudo source's words the low-resource training text has, of how many."""
+        if self.known_words is None:
+            return 0, 0
+        words = self.subwords.decode(ids).split()
+        return sum(word in self.known_words for word in words), len(words)
+
     def _pseudo(self, drawn: Translations, nll: np.ndarray) -> dict[str, float]:
         lengths = np.array(
             [(len(s) + 1, len(t) + 1) for s, t in zip(drawn.targets, drawn.sources, strict=True)]
         )
         source, target = lengths.T
-        words = known = 0
-        if self.known_words is not None:
-            every = max(1, len(drawn.targets) // WATCHED)
-            for ids in drawn.targets[::every]:
-                found = self.subwords.decode(ids).split()
-                words += len(found)
-                known += sum(word in self.known_words for word in found)
+        every = max(1, len(drawn.targets) // WATCHED)
+        known, words = np.sum([self.known(ids) for ids in drawn.targets[::every]], 0).tolist()
         return {
             "pseudo_sentences": len(nll),
             "pseudo_nll": float(nll.sum()),
