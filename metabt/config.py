@@ -294,6 +294,11 @@ class Setting(Model):
     transformer: Transformer
     sampling: Sampling
     backward: Training = Field(description="pre-training of the backward model")
+    initial: Training | None = Field(
+        None,
+        description="pre-training, on all parallel pairs, of the forward model that every method "
+        "begins with; none = each begins anew, as in the paper",
+    )
     forward: Training
     pseudo_batch: Batch = Field(
         description="monolingual sentences of a step: back-translated, they are a part of the "

@@ -68,6 +68,8 @@ def _of_pair(
     both = sum(weights(shape, vocabulary))
     memory = _gpu_gb(both, VECTORS["nobt"], shape)
     yield Estimate(pair, "backward", 1, both, _pflop(both, setting.backward, tokens), memory)
+    if setting.initial:
+        yield Estimate(pair, "initial", 1, both, _pflop(both, setting.initial, tokens), memory)
     algorithms = {name: experiment.methods[name].algorithm for name in setting.methods}
     if any("lm" in METHODS[algorithm].reads for algorithm in algorithms.values()):
         of_lm = setting.language_model

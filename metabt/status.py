@@ -29,7 +29,7 @@ class Model:
     """One model that is to be trained, and where it is."""
 
     pair: str
-    name: str  # backward, lm, or a method
+    name: str  # backward, initial, lm, or a method
     seed: int | None
     state: str  # done, diverged, running, stopped, failed, waiting
     short: str  # in the table
@@ -48,7 +48,8 @@ def models(experiment: Experiment, base: Path, now: float) -> list[Model]:
         setting = experiment.setting(pair)
         algorithms = [experiment.methods[name].algorithm for name in setting.methods]
         lm = any("lm" in METHODS[algorithm].reads for algorithm in algorithms)
-        found += [look(base, pair, name, None, now) for name in ["backward"] + ["lm"] * lm]
+        pretrained = ["backward"] + ["initial"] * (setting.initial is not None) + ["lm"] * lm
+        found += [look(base, pair, name, None, now) for name in pretrained]
         found += [
             look(base, pair, method, seed, now)
             for method in setting.methods

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from toy import METHOD_OPTIONS, SGD, toy_forward, write_toy_models
+import torch
+from toy import METHOD_OPTIONS, SGD, SHAPE, toy_forward, toy_run, write_toy_models
 
 from metabt import methods
 from metabt.errors import Interrupted, UserError
@@ -18,7 +19,7 @@ from metabt.methods import METHODS
 from metabt.methods.blocks.task import train_forward
 from metabt.tensor_files import read_tensors, write_tensors
 from metabt.training.loop import Loop, Signals
-from metabt.training.pretrain import Start
+from metabt.training.pretrain import Start, pretrain
 
 FEW = {"steps": 12, "validate_every": 4, "batch": {"sentences": 24}, "average": 2}
 
@@ -96,6 +97,30 @@ def test_a_run_does_not_go_on_with_another_backward_model(toy, tmp_path, capsys)
     train_forward(path, tmp_path / "model", Start(threads=1))
     assert "of another run" in capsys.readouterr().out
     assert finished(tmp_path / "model")["model.safetensors"] != before["model.safetensors"]
+
+
+def test_a_forward_model_begins_as_the_one_it_is_given(toy, tmp_path):
+    few = {"steps": 3, "batch": {"sentences": 8}}
+    given = tmp_path / "initial"
+    pretrain(toy_run(toy, training=few).rename(tmp_path / "initial.json"), given, Start(threads=1))
+    still = {**FEW, "steps": 4, "average": 1, "optimiser": {**SGD, "rate": 1e-30}}
+    path = toy_forward(toy, "mle", training=still, initial=str(given)).rename(tmp_path / "run.json")
+    train_forward(path, tmp_path / "model", Start(threads=1))
+    before, _ = read_tensors(given / "model.safetensors")
+    after, _ = read_tensors(tmp_path / "model" / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():  # zeros have moved by less than nothing
+        assert torch.allclose(tensor, after[name], rtol=0, atol=1e-20), name
+
+    for change, message in (
+        ({"initial": str(toy / "backward")}, "translates yy to xx, this run xx to yy"),
+        ({"transformer": {**SHAPE, "width": 32}}, "is not of this model"),
+        ({"initial": str(toy / "lm")}, "a language-model model, but a translation"),
+    ):
+        other = tmp_path / "other.json"
+        other.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+        with pytest.raises(UserError, match=message):
+            train_forward(other, tmp_path / "other", Start(threads=1))
 
 
 PROCESS = """

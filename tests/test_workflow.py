@@ -290,6 +290,25 @@ def test_the_readme_s_commands_are_commands(tmp_path):
         assert "This was a dry-run" in output
 
 
+def test_methods_go_on_from_the_initial_model_of_their_pair(tmp_path):
+    described = [
+        f"results/az-en/{model}/run.json" for model in ("initial", "backward", "nobt/seed2")
+    ]
+    snakemake(tmp_path, "ted-small.yaml", *described)
+    initial, backward, nobt = (json.loads((tmp_path / path).read_text()) for path in described)
+    assert nobt["initial"] == "results/az-en/initial"
+    assert (initial["languages"], initial["sides"]) == (["az", "en"], [0, 1])
+    assert (backward["languages"], backward["sides"]) == (["en", "az"], [1, 0])
+    assert (
+        initial["train"]
+        == backward["train"]
+        == [f"results/az-en/shards/{name}.shard" for name in ("parallel", "related")]
+    )
+    plan = snakemake(tmp_path, "ted-small.yaml", "-n", "results/az-en/nobt/seed2/model.safetensors")
+    assert "results/az-en/initial/model.safetensors" in plan
+    assert "results/az-en/backward/model.safetensors" not in plan
+
+
 def test_one_experiment_is_not_written_over_another(tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "experiment.txt").write_text("Something else\n")

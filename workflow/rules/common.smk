@@ -69,7 +69,7 @@ wildcard_constraints:
     pair=one_of(EXPERIMENT.pairs),
     download=one_of(RESOURCES),
     set=one_of(TRAINING_SETS + HELD_OUT_SETS),
-    model=f"backward|lm|(?:{one_of(METHODS)})/seed[0-9]+",
+    model=f"backward|initial|lm|(?:{one_of(METHODS)})/seed[0-9]+",
     method=one_of(METHODS),
     tested=one_of(METHODS),
     other=one_of(METHODS),

@@ -8,7 +8,7 @@ from metabt.training.run import Run
 
 
 def algorithm_of(wildcards):
-    """The algorithm of a forward model (metabt/seed1); none of a backward or language model."""
+    """The algorithm of a forward model (metabt/seed1); none of a pre-trained one."""
     if "/" not in wildcards.model:
         return None
     return EXPERIMENT.methods[wildcards.model.split("/")[0]].algorithm
@@ -20,7 +20,7 @@ def sets_of_run(wildcards):
     if algorithm:
         reads = METHODS_BY_ALGORITHM[algorithm].reads
     else:
-        reads = ["parallel"] + (["related"] if wildcards.model == "backward" else [])
+        reads = ["parallel"] + (["related"] if wildcards.model != "lm" else [])
     return [name for name in sets_of(wildcards.pair) if name in (*reads, "dev")]
 
 
@@ -32,14 +32,27 @@ def shards_of_run(wildcards):
 
 
 def models_of_run(wildcards):
-    """The pre-trained models that a method begins with."""
-    algorithm = algorithm_of(wildcards)
-    reads = METHODS_BY_ALGORITHM[algorithm].reads if algorithm else []
+    """The pre-trained models that a forward model's run begins with."""
+    if algorithm_of(wildcards) is None:
+        return []
+    method = wildcards.model.split("/")[0]
     return [
         f"results/{wildcards.pair}/{name}/model.safetensors"
-        for name in ("backward", "lm")
-        if name in reads
+        for name in pretrained(wildcards.pair, [method])
     ]
+
+
+def pretrained(pair, methods):
+    """The models that some methods begin with: of the backward, initial forward and language one,
+    those that they read."""
+    reads = {
+        name
+        for method in methods
+        for name in METHODS_BY_ALGORITHM[EXPERIMENT.methods[method].algorithm].reads
+    }
+    if EXPERIMENT.setting(pair).initial:
+        reads.add("initial")
+    return [name for name in ("backward", "initial", "lm") if name in reads]
 
 
 def run_description(wildcards):
@@ -50,7 +63,8 @@ def run_description(wildcards):
 
 
 def pretraining_run(wildcards):
-    """Of a backward model, or of the language model of the source language."""
+    """Of a backward model, of the model that forward ones begin as, or of the language model of the
+    source language."""
     pair = EXPERIMENT.pairs[wildcards.pair]
     setting = EXPERIMENT.setting(wildcards.pair)
     sets = dict(zip(sets_of_run(wildcards), shards_of_run(wildcards)))
@@ -58,6 +72,9 @@ def pretraining_run(wildcards):
     if wildcards.model == "backward":
         kind, shape, training = "translation", setting.transformer, setting.backward
         languages, sides = [pair.target, pair.source], [1, 0]
+    elif wildcards.model == "initial":
+        kind, shape, training = "translation", setting.transformer, setting.initial
+        languages, sides = [pair.source, pair.target], [0, 1]
     else:
         model = setting.language_model
         kind, shape, training = "language-model", model.transformer, model.training
@@ -226,15 +243,11 @@ def all_tables():
 
 
 def pretrained_models(pairs):
-    """The backward models and language models that some pairs' methods begin with."""
+    """The models that some pairs' methods begin with."""
     return [
         f"results/{pair}/{model}"
         for pair in pairs
-        for model in ("backward", "lm")
-        if any(
-            model in METHODS_BY_ALGORITHM[EXPERIMENT.methods[method].algorithm].reads
-            for method in EXPERIMENT.setting(pair).methods
-        )
+        for model in pretrained(pair, EXPERIMENT.setting(pair).methods)
     ]
 
 

@@ -1,5 +1,5 @@
-"""Training of every model: results/{pair}/{model}, where a model is the backward one, the language
-model lm, or a method's forward model such as metabt/seed1."""
+"""Training of every model: results/{pair}/{model}, where a model is the backward one, the initial
+forward one, the language model lm, or a method's forward model such as metabt/seed1."""
 
 
 localrules:

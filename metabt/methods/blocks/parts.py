@@ -19,6 +19,7 @@ from metabt.methods.blocks.translator import Descent, Fluency, Translator
 from metabt.nmt.model_files import SavedModel, load_model
 from metabt.nmt.transformer import Transformer
 from metabt.nmt.translate import Generation
+from metabt.tensor_files import copy_into
 from metabt.training.learner import Machine
 from metabt.training.supervised import open_shard
 
@@ -45,10 +46,17 @@ class Parts:
     # --- models -----------------------------------------------------------------------------------
 
     def forward(self) -> Translator:
-        """theta, as it is initialised."""
+        """theta, as it is initialised: at random, or as another model."""
         run = self.run
         torch.manual_seed(run.seed)
         model = Transformer(self.subwords.size, run.transformer)
+        if run.initial is not None:
+            begun = self._load("initial", run.initial, "translation")
+            if begun.languages != run.languages:
+                told = " to ".join(begun.languages), " to ".join(run.languages)
+                raise UserError(f"{run.initial}: translates {told[0]}, this run {told[1]}")
+            weights = begun.model.state_dict()
+            copy_into(model.state_dict(), weights, self.base / run.initial / "model.safetensors")
         saved = SavedModel(model, "translation", run.languages, self.subwords)
         return Translator(
             saved,

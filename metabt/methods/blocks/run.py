@@ -16,6 +16,9 @@ class ForwardRun(Model):
     languages: list[Language] = Field(min_length=2, max_length=2, description="source and target")
     sets: dict[str, str] = Field(description="shards: dev, and what the method reads")
     backward: str | None = Field(None, description="the directory of the pre-trained model")
+    initial: str | None = Field(
+        None, description="the directory of the model that the forward model begins as"
+    )
     lm: str | None = Field(None, description="the directory of the language model")
     low_resource: bool = Field(
         description="whether pseudo sources may be of the related language, so that the share of "
