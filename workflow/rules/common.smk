@@ -60,6 +60,10 @@ PAPER = "Meta Back-Translation, WMT14 and TED"  # the experiment that has figure
 TRAINING_SETS = ["parallel", "related", "mono"]
 HELD_OUT_SETS = ["test", "dev", "metadev"]
 
+# Data come first. They take several threads: on a small machine, trainings of one thread each would
+# never leave them room, and whatever waits for them would begin last.
+BEFORE_TRAINING = 200
+
 
 def one_of(names):
     return "|".join(map(re.escape, names)) or "(?!)"

@@ -127,6 +127,7 @@ rule clean_parallel:
         "results/benchmarks/{pair}/clean_{set}.tsv"
     wildcard_constraints:
         set="parallel|related",
+    priority: BEFORE_TRAINING
     threads: 2
     resources:
         mem_mb=lambda w, attempt: 2000 * attempt,
@@ -153,6 +154,7 @@ rule clean_mono:
         "results/logs/{pair}/clean_mono.log",
     benchmark:
         "results/benchmarks/{pair}/clean_mono.tsv"
+    priority: BEFORE_TRAINING
     threads: 2
     resources:
         mem_mb=lambda w, attempt: 2000 * attempt,

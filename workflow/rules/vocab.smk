@@ -17,6 +17,7 @@ rule subwords:
         "results/benchmarks/{pair}/subwords_{model}.tsv"
     wildcard_constraints:
         model="joint|[a-z]{2,3}",
+    priority: BEFORE_TRAINING
     threads: 4
     resources:
         # Measured: 7 KB a line of the sample.
@@ -78,6 +79,7 @@ rule encode:
         "results/logs/{pair}/encode_{set}.log",
     benchmark:
         "results/benchmarks/{pair}/encode_{set}.tsv"
+    priority: BEFORE_TRAINING
     threads: lambda w: 1 if w.set in HELD_OUT_SETS else 8
     resources:
         mem_mb=lambda w, threads, attempt: attempt * (500 + 250 * threads),
