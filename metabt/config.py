@@ -64,8 +64,9 @@ class Dataset(Model):
     )
     lines: str | None = Field(
         None,
-        pattern=r"^[1-9][0-9]*-([1-9][0-9]*)?$",
-        description="a range of lines (pairs), counted from 1: 1-500, or 501- for all the rest",
+        pattern=r"^[1-9][0-9]*-([1-9][0-9]*( of [1-9][0-9]*)?)?$",
+        description="a range of lines (pairs), counted from 1: 1-500, or 501- for all the rest; "
+        "1-5 of 29 are the first five of every 29, all over the file",
     )
 
     @property
@@ -77,8 +78,14 @@ class Dataset(Model):
         """First line (from 0) and the one after the last, or None for no end."""
         if self.lines is None:
             return 0, None
-        first, last = self.lines.split("-")
+        first, last = self.lines.split(" of ")[0].split("-")
         return int(first) - 1, int(last) if last else None
+
+    @property
+    def lines_of_every(self) -> int | None:
+        """Of how many lines each time the range is; None if it is one of the whole file."""
+        _, of, every = (self.lines or "").partition(" of ")
+        return int(every) if of else None
 
     @model_validator(mode="after")
     def _one_name(self) -> "Dataset":
@@ -103,6 +110,8 @@ class Dataset(Model):
         first, end = self.line_range
         if end is not None and end <= first:
             raise ValueError(f"the range of lines {self.lines} is empty")
+        if self.lines_of_every and end and end > self.lines_of_every:
+            raise ValueError(f"lines {self.lines}: there are no {end} in {self.lines_of_every}")
         return self
 
 
@@ -172,6 +181,8 @@ def _overlap(a: Dataset, b: Dataset) -> bool:
     keys = ("mtdata", "sacrebleu", "ted", "url", "file", "member")
     if any(getattr(a, k) != getattr(b, k) for k in keys):
         return False
+    if a.lines_of_every != b.lines_of_every:
+        return True
     (first_a, end_a), (first_b, end_b) = a.line_range, b.line_range
     return (end_b is None or first_a < end_b) and (end_a is None or first_b < end_a)
 

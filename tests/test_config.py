@@ -80,6 +80,8 @@ FAULTS = [
     (["pairs", "en-de", "metadev"], [{"sacrebleu": "wmt13"}], "metadev and dev share text"),
     (["pairs", "gl-en", "parallel"], [{"ted": "train"}], "metadev and parallel share text"),
     (["pairs", "gl-en", "parallel"], [{"ted": "train", "lines": "900-"}], "share text"),
+    (["pairs", "gl-en", "parallel"], [{"ted": "train", "lines": "2-9 of 10"}], "share text"),
+    (["pairs", "gl-en", "parallel"], [{"ted": "train", "lines": "2-11 of 10"}], "no 11 in 10"),
     (["pairs", "en-de", "related"], "nl", "standard setting has no related language"),
     (["pairs", "az-en", "related"], None, "multilingual setting needs related"),
     (["pairs", "az-en", "related"], "az", "must differ"),

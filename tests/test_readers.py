@@ -305,6 +305,20 @@ def test_ranges(count: int, data: st.DataObject, block: int) -> None:
             assert pairs(source, block) == raw[first:end]
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 9), st.data(), block_sizes)
+def test_ranges_of_every_so_many(count: int, every: int, data: st.DataObject, block: int) -> None:
+    raw = [b"%d" % i for i in range(1, count + 1)]
+    end = data.draw(st.integers(1, min(every, count)))
+    first = data.draw(st.integers(0, end - 1))
+    with tempfile.TemporaryDirectory() as folder:
+        path = put(Path(folder), "a", b"\n".join(raw))
+        source = text(path, first=first, end=end, every=every)
+        taken = pairs(source, block)
+    assert taken == [line for i, line in enumerate(raw) if first <= i % every < end]
+    assert [b"%d" % source.number(i) for i in range(len(taken))] == taken
+
+
 # ---------------------------------------------------------------------------------------- SGM
 
 SGM = b"""<srcset setid="newstest" srclang="any">

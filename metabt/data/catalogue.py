@@ -52,7 +52,8 @@ def locate(dataset: Dataset, sides: list[str], ted_archive: str) -> Located:
     """Find out what a dataset of the config is: its files, its format, what to fetch for it."""
     located = _LOCATORS[dataset.kind](dataset, sides, ted_archive)
     first, end = dataset.line_range
-    source = Source(**{**vars(located.source), "first": first, "end": end})
+    cut = {"first": first, "end": end, "every": dataset.lines_of_every}
+    source = Source(**{**vars(located.source), **cut})
     return Located(source, located.resources)
 
 

@@ -234,10 +234,10 @@ def _count_bits(bitmap: np.ndarray, first: int, end: int) -> int:
 
 def read_held_out(source: Source) -> Iterator[tuple[str, ...]]:
     """The pairs of an official set. What cannot be trusted is refused, with file and line."""
-    number = source.first
+    taken = 0
     for block in read(source):
         for i in range(len(block[0])):
-            number += 1
+            number, taken = source.number(taken), taken + 1
             pair = []
             for side, lines in enumerate(block):
                 file = source.files[side if len(source.files) > 1 else 0]

@@ -62,8 +62,8 @@ class Lines:
     def line(self, index: int) -> bytes:
         return self.text[self.starts[index] : self.ends[index]].tobytes()
 
-    def cut(self, first: int, end: int) -> "Lines":
-        return Lines(self.text, self.starts[first:end], self.ends[first:end])
+    def take(self, which: slice | np.ndarray) -> "Lines":
+        return Lines(self.text, self.starts[which], self.ends[which])
 
     @classmethod
     def ending_at(cls, newlines: np.ndarray, text: np.ndarray, begin: int = 0) -> "Lines":
@@ -98,18 +98,27 @@ def read(
     """
     position = 0
     for block in _FORMATS[source.format](source, block_bytes, complain):
-        first = max(source.first - position, 0)
-        end = len(block[0]) if source.end is None else min(source.end - position, len(block[0]))
+        which = _wanted(source, position, len(block[0]))
         position += len(block[0])
-        if first < end:
-            yield tuple(side.cut(first, end) for side in block)
-        if source.end is not None and position >= source.end:
+        taken = tuple(side.take(which) for side in block)
+        if len(taken[0]):
+            yield taken
+        if source.end is not None and source.every is None and position >= source.end:
             return
     wanted = source.end or source.first + 1
     if position < wanted and (source.first or source.end):
         raise UserError(
             f"{source.name}: has {position:,} pairs, but lines up to {wanted:,} are asked for"
         )
+
+
+def _wanted(source: Source, position: int, count: int) -> slice | np.ndarray:
+    """Which of the `count` pairs from `position` on a source takes."""
+    if source.every is None:
+        end = count if source.end is None else max(source.end - position, 0)
+        return slice(max(source.first - position, 0), end)
+    within = np.arange(position, position + count) % source.every
+    return np.flatnonzero((source.first <= within) & (within < source.end))
 
 
 # ----------------------------------------------------------------------------------- one stream
@@ -344,7 +353,7 @@ def _read_tsv(source: Source, block_bytes: int, complain: Complaint) -> Iterator
 
 def _left(source: Source, found: int) -> int | None:
     """How many pairs are still wanted. Behind them no row is looked at, let alone complained of."""
-    return None if source.end is None else max(source.end - found, 0)
+    return None if source.end is None or source.every else max(source.end - found, 0)
 
 
 def _rows(

@@ -32,6 +32,15 @@ class Source:
     required: tuple[str, ...] = ()  # of TED: languages that must be there, beside the sides'
     first: int = 0  # the range of pairs to take, counted from 0
     end: int | None = None
+    every: int | None = None  # the range is of every so many pairs, not of all
+
+    def number(self, taken: int) -> int:
+        """Which pair of the files (from 1) is the one that is taken after `taken` others."""
+        if self.every is None:
+            return self.first + taken + 1
+        assert self.end is not None
+        rounds, within = divmod(taken, self.end - self.first)
+        return rounds * self.every + self.first + within + 1
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
