@@ -117,6 +117,7 @@ def _wanted(source: Source, position: int, count: int) -> slice | np.ndarray:
     if source.every is None:
         end = count if source.end is None else max(source.end - position, 0)
         return slice(max(source.first - position, 0), end)
+    assert source.end is not None
     within = np.arange(position, position + count) % source.every
     return np.flatnonzero((source.first <= within) & (within < source.end))
 
