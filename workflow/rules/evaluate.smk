@@ -19,7 +19,7 @@ rule translate:
         "results/logs/{pair}/{model}/translate.log",
     benchmark:
         "results/benchmarks/{pair}/{model}/translate.tsv"
-    threads: 1 # translations are many: as with trainings, side by side is faster
+    threads: 1  # translations are many: as with trainings, side by side is faster
     resources:
         mem_mb=lambda w, attempt: 4000 * attempt,
         runtime=lambda w, attempt: 240 * attempt,
