@@ -77,6 +77,7 @@ def test_intervals_are_students(values):
         0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values)
     )
     assert band["mean"] == pytest.approx(np.mean(values), abs=1e-9)
+    assert (band["min"], band["max"]) == (min(values), max(values))
     if np.std(values) > 1e-9:
         assert (band["low"], band["high"]) == (pytest.approx(low), pytest.approx(high))
 
@@ -87,6 +88,23 @@ def test_one_run_has_no_interval_and_a_missing_column_no_curve():
     assert band[["step", "mean", "runs"]].values.tolist() == [[50, 1, 1]]
     assert band[["low", "high"]].isna().all().all()
     assert curve(metrics, "y").empty
+
+
+def test_an_interval_wider_than_its_runs_does_not_squeeze_them(tmp_path):
+    files = []
+    for seed, known in (("seed1", 600), ("seed2", 700)):
+        path = tmp_path / "metabt" / seed / "metrics.csv"
+        path.parent.mkdir(parents=True)
+        path.write_text(
+            "step,pseudo_words,pseudo_known_words\n" + f"50,1000,{known}\n100,1000,{known}\n"
+        )
+        files.append(path)
+    draw("vocabulary", tmp_path / "vocabulary", files)
+    assert all(float(row["high"]) > 100 for row in read_tsv(tmp_path / "vocabulary.tsv"))
+    texts = [text.strip() for text in ET.parse(tmp_path / "vocabulary.svg").getroot().itertext()]
+    shares = [float(text) for text in texts if re.fullmatch("[0-9]{2,}", text) and text != "10"]
+    assert 59 < min(shares) < 63
+    assert 67 < max(shares) < 71
 
 
 def test_bins_hold_every_step_once():

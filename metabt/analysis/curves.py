@@ -11,6 +11,7 @@ from metabt.errors import UserError
 from metabt.evaluation.runs import by_method
 
 BINS = 10  # of the paper's figure 4
+BAND = ["mean", "min", "max", "low", "high", "runs"]  # low to high: the mean's interval
 
 
 def read_metrics(files: Sequence[Path]) -> pd.DataFrame:
@@ -48,9 +49,10 @@ def share_in_bins(metrics: pd.DataFrame, part: str, whole: str) -> pd.DataFrame:
 
 def interval(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Mean of the column `value` over runs, and its 95% confidence interval (Student's t), which
-    one run does not have. Columns: those of `by`, mean, low, high, runs."""
+    one run does not have. Columns: those of `by`, and BAND's."""
     grouped = rows.groupby(list(by), sort=False)["value"]
-    band = grouped.agg(["mean", "std", "count"]).reset_index().rename(columns={"count": "runs"})
+    band = grouped.agg(["mean", "std", "min", "max", "count"]).reset_index()
+    band = band.rename(columns={"count": "runs"})
     runs = band["runs"].to_numpy(dtype=float)
     half = student.ppf(0.975, np.maximum(runs - 1, 1)) * band.pop("std") / np.sqrt(runs)
     return band.assign(low=band["mean"] - half, high=band["mean"] + half)

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from metabt.analysis.curves import BINS, curve, interval, read_metrics, share_in_bins
+from metabt.analysis.curves import BAND, BINS, curve, interval, read_metrics, share_in_bins
 from metabt.analysis.labels import label
 from metabt.analysis.translations import length_differences, word_f1
 from metabt.errors import UserError
@@ -93,7 +93,13 @@ def _lines(axes: Axes, band: pd.DataFrame, by: str, methods: Sequence[str]) -> N
             linewidth=1.4,
             **look,
         )
-        axes.fill_between(x, rows["low"], rows["high"], color=look["color"], alpha=0.15, lw=0)
+        shade = {"color": look["color"], "lw": 0}
+        axes.fill_between(x, rows["min"], rows["max"], alpha=0.25, **shade)
+        # The interval of two or three runs may be many times as wide as what they did: it goes on
+        # outside of the picture.
+        limits = axes.dataLim.frozen()
+        axes.fill_between(x, rows["low"], rows["high"], alpha=0.07, **shade)
+        axes.dataLim.set(limits)
 
 
 def _panels(
@@ -119,7 +125,7 @@ def _panels(
     handles = {h.get_label(): h for panel in axes[0] for h in panel.get_lines()}
     axes[0][-1].legend(handles=list(handles.values()))
     data = pd.concat([band.assign(column=column) for column, band in bands.items()])
-    _save(stem, figure, data[["column", "method", "step", "mean", "low", "high", "runs"]])
+    _save(stem, figure, data[["column", "method", "step", *BAND]])
 
 
 # --- by step -------------------------------------------------------------------------------------
@@ -173,7 +179,7 @@ def vocabulary(stem: Path, files: Sequence[Path]) -> None:
     _lines(axes, band, "bin", list(metrics["method"].unique()))
     axes.set(xlabel="tenth of training", ylabel="words known in S, %", xticks=range(1, BINS + 1))
     axes.legend()
-    _save(stem, figure, band[["method", "bin", "mean", "low", "high", "runs"]])
+    _save(stem, figure, band[["method", "bin", *BAND]])
 
 
 # --- of the translated test set ------------------------------------------------------------------
