@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,13 +52,13 @@ def test_the_line_says_what_is_done_and_what_is_left(monkeypatch, capsys):
     monkeypatch.setattr(plugin, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
     handler = plugin.LogHandler(None, None)
     started = {"jobid": 1, "rule_name": "train"}
-    wildcards = {"pair": "gl-en", "model": "metabt/seed1"}
+    wildcards = {"pair": "gl-en", "model": "mle/seed1"}
     handler.emit(event("run_info", stats={"train": 3, "score": 3, "total": 6}))
     handler.emit(event("job_info", **started, wildcards=wildcards))
-    assert handler.line() == "[0:00] 0 of 6 jobs done; training metabt/seed1 (gl-en)"
+    assert handler.line() == "[0:00] 0 of 6 jobs done; training mle/seed1 (gl-en)"
     now[0] += 100
     handler.emit(event("job_finished", job_id=1))
-    # A training is twenty jobs; two of them and three others are left of 63.
+    # 40 of 3 * 48 + 3 are done in 100 seconds: the others take 107 / 40 times as long.
     assert handler.line() == "[1:40] 1 of 6 jobs done, 4 min left"
     handler.emit(event("job_info", jobid=2, rule_name="figure_lengths", wildcards={"pair": "x"}))
     handler.emit(event("job_info", jobid=3, rule_name="summarise", wildcards={"pair": "x"}))
@@ -69,12 +70,32 @@ def test_the_line_says_what_is_done_and_what_is_left(monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert "\r" not in shown  # this is no terminal
     assert shown.split("\n") == [
-        "[0:00] 0 of 6 jobs done; training metabt/seed1 (gl-en)",
+        "[0:00] 0 of 6 jobs done; training mle/seed1 (gl-en)",
         "[1:40] 1 of 6 jobs done, 4 min left; drawing figures",
         "Nothing to be done: everything is there.",
         "the disk is full",
         "",
     ]
+
+
+def test_what_is_left_falls_while_a_training_runs(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(plugin, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    handler = plugin.LogHandler(None, None)
+    handler.emit(event("run_info", stats={"train": 3, "total": 3}))
+    end, errors = now[0] + 17 * 60, []
+    for number, model in enumerate(("metabt", "mle", "nobt")):  # the longest first
+        wildcards = {"pair": "gl-en", "model": f"{model}/seed1"}
+        handler.emit(event("job_info", jobid=number, rule_name="train", wildcards=wildcards))
+        for _ in range(int(plugin.TRAININGS[model]) // 5):
+            now[0] += 30
+            if found := re.search("([0-9]+) min left", handler.line()):
+                errors.append(int(found[1]) - (end - now[0]) / 60)
+        handler.emit(event("job_finished", job_id=number))
+    assert len(errors) > 8
+    assert max(map(abs, errors)) < 1.6
+    assert handler.line() == "[17:00] 3 of 3 jobs done"
+    handler.close()
 
 
 def test_every_rule_that_has_words_exists():

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
@@ -41,10 +42,22 @@ WORDS = {
     "differing_examples": "collecting examples",
 }
 
-# How much longer than others a rule takes, roughly: counting jobs would promise too much.
-WEIGHTS = {"train": 20.0, "translate": 2.0, "compare_page": 2.0}
+# How much longer than others a rule takes, roughly (in the demo, in seconds): counting jobs would
+# promise too much. Of jobs to come only the rule is known, so a training has the mean; once it has
+# begun, its model tells more.
+WEIGHTS = {"train": 48.0, "translate": 4.0, "compare_page": 4.0}
+TRAININGS = {"lm": 10.0, "backward": 25.0, "initial": 25.0}
+TRAININGS |= {"nobt": 25.0, "mle": 40.0, "dualnmt": 50.0, "metabt": 105.0}
 
 FAULTS = (LogEvent.ERROR, LogEvent.JOB_ERROR, LogEvent.GROUP_ERROR)
+
+
+@dataclass(frozen=True)
+class Running:
+    rule: str
+    what: str  # it does, in words
+    weight: float
+    began: float
 
 
 class LogHandler(LogHandlerBase):
@@ -53,8 +66,9 @@ class LogHandler(LogHandlerBase):
         self.spoke = 0.0
         self.waiting: Counter[str] = Counter()  # jobs that are not done, by rule
         self.done = self.total = 0
-        self.work = 0.0  # of the jobs that are done
-        self.running: dict[int, tuple[str, str]] = {}  # number of a job -> rule, what it does
+        self.work = self.work_in_all = 0.0  # of the jobs that are done, and of all
+        self.rate = 0.0  # work in a second, when the last one ended
+        self.running: dict[int, Running] = {}
         self.shown = ""  # the line that stands on the terminal
         self.terminal = sys.stdout.isatty()
         self.guard = threading.Lock()
@@ -75,15 +89,18 @@ class LogHandler(LogHandlerBase):
         if event == LogEvent.RUN_INFO:
             self.waiting = Counter(record.stats)
             self.total = self.waiting.pop("total", self.waiting.total())
+            self.work_in_all = self._work_to_come()
         elif event == LogEvent.JOB_INFO:
-            what = in_words(record.rule_name, dict(record.wildcards or {}))
-            self.running[record.jobid] = (record.rule_name, what)
+            rule, wildcards = record.rule_name, dict(record.wildcards or {})
+            now, what = time.monotonic(), in_words(rule, wildcards)
+            self.running[record.jobid] = Running(rule, what, weight(rule, wildcards), now)
             self._show()
         elif event == LogEvent.JOB_FINISHED:
-            rule, _ = self.running.pop(record.job_id, ("", ""))
-            self.waiting[rule] -= 1
             self.done += 1
-            self.work += WEIGHTS.get(rule, 1.0)
+            if job := self.running.pop(record.job_id, None):
+                self.waiting[job.rule] -= 1
+                self.work += job.weight
+                self.rate = self.work / max(1.0, time.monotonic() - self.began)
             self._show()
         elif "Nothing to be done" in record.getMessage():
             self._print("Nothing to be done: everything is there.")
@@ -95,13 +112,24 @@ class LogHandler(LogHandlerBase):
     def line(self) -> str:
         passed = time.monotonic() - self.began
         text = f"[{int(passed) // 60}:{int(passed) % 60:02d}] {self.done} of {self.total} jobs done"
-        left = sum(WEIGHTS.get(rule, 1.0) * count for rule, count in self.waiting.items())
         # Before a tenth is done, the guess would be wild.
-        if self.work > 0.1 * (self.work + left) and left > 0:
-            minutes = left * passed / self.work / 60
+        if self.waiting.total() and self.work > 0.1 * self.work_in_all:
+            work = self.work + self._work_of_running()
+            # Were those done longer than the mean, so are those to come shorter, within reason.
+            left = max(self.work_in_all - work, 0.5 * self._work_to_come())
+            minutes = left * passed / work / 60
             text += f", {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
-        now = dict.fromkeys(what for _, what in self.running.values() if what)
+        now = dict.fromkeys(job.what for job in self.running.values() if job.what)
         return f"{text}; {', '.join(now)}" if now else text
+
+    def _work_to_come(self) -> float:
+        return sum(WEIGHTS.get(rule, 1.0) * count for rule, count in self.waiting.items())
+
+    def _work_of_running(self) -> float:
+        """What running jobs have done, if they are as fast as those before them."""
+        now, each = time.monotonic(), self.rate / max(1, len(self.running))
+        jobs = self.running.values()
+        return sum(min(0.9 * job.weight, (now - job.began) * each) for job in jobs)
 
     def _show(self) -> None:
         if not self.total:
@@ -144,6 +172,12 @@ class LogHandler(LogHandlerBase):
 def stopping() -> bool:
     """Has a person asked to stop? Then what jobs complain of is their own doing."""
     return os.path.exists(os.environ.get("METABT_STOPPING", ""))  # noqa: PTH110
+
+
+def weight(rule: str, wildcards: dict[str, str]) -> float:
+    """How much work a job is."""
+    model = wildcards.get("model", "").split("/")[0] if rule == "train" else ""
+    return TRAININGS.get(model) or WEIGHTS.get(rule, 1.0)
 
 
 def in_words(rule: str, wildcards: dict[str, str]) -> str:
