@@ -89,7 +89,7 @@ class LogHandler(LogHandlerBase):
         if event == LogEvent.RUN_INFO:
             self.waiting = Counter(record.stats)
             self.total = self.waiting.pop("total", self.waiting.total())
-            self.work_in_all = self._work_to_come()
+            self.work_in_all = work_of(self.waiting)
         elif event == LogEvent.JOB_INFO:
             rule, wildcards = record.rule_name, dict(record.wildcards or {})
             now, what = time.monotonic(), in_words(rule, wildcards)
@@ -114,22 +114,22 @@ class LogHandler(LogHandlerBase):
         text = f"[{int(passed) // 60}:{int(passed) % 60:02d}] {self.done} of {self.total} jobs done"
         # Before a tenth is done, the guess would be wild.
         if self.waiting.total() and self.work > 0.1 * self.work_in_all:
-            work = self.work + self._work_of_running()
-            # Were those done longer than the mean, so are those to come shorter, within reason.
-            left = max(self.work_in_all - work, 0.5 * self._work_to_come())
+            work, left = self._work_and_left()
             minutes = left * passed / work / 60
             text += f", {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
         now = dict.fromkeys(job.what for job in self.running.values() if job.what)
         return f"{text}; {', '.join(now)}" if now else text
 
-    def _work_to_come(self) -> float:
-        return sum(WEIGHTS.get(rule, 1.0) * count for rule, count in self.waiting.items())
-
-    def _work_of_running(self) -> float:
-        """What running jobs have done, if they are as fast as those before them."""
+    def _work_and_left(self) -> tuple[float, float]:
+        """What is done, running jobs taken to be as fast as those before them, and what is not."""
         now, each = time.monotonic(), self.rate / max(1, len(self.running))
         jobs = self.running.values()
-        return sum(min(0.9 * job.weight, (now - job.began) * each) for job in jobs)
+        of_running = sum(min(0.9 * job.weight, (now - job.began) * each) for job in jobs)
+        work = self.work + of_running
+        # Were those done longer than the mean, then those to come are shorter, within reason.
+        to_come = work_of(self.waiting - Counter(job.rule for job in jobs))
+        least = 0.5 * to_come + sum(job.weight for job in jobs) - of_running
+        return work, max(self.work_in_all - work, least)
 
     def _show(self) -> None:
         if not self.total:
@@ -172,6 +172,11 @@ class LogHandler(LogHandlerBase):
 def stopping() -> bool:
     """Has a person asked to stop? Then what jobs complain of is their own doing."""
     return os.path.exists(os.environ.get("METABT_STOPPING", ""))  # noqa: PTH110
+
+
+def work_of(jobs: Counter[str]) -> float:
+    """Of so many jobs of each rule."""
+    return sum(WEIGHTS.get(rule, 1.0) * count for rule, count in jobs.items())
 
 
 def weight(rule: str, wildcards: dict[str, str]) -> float:
